@@ -2,6 +2,7 @@
 
 import colorsys
 import re
+from datetime import timedelta
 from importlib.resources import files
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_every_text_for_models_names_only_existing_things(variant: VariantId) ->
         rules_text(VARIANTS[variant].limits),
         orjson.dumps(tool_schemas(("BTC",))).decode(),
         GLOSSARY,
-        cadence_text(5, "15m"),
+        cadence_text(timedelta(minutes=5), "15m"),
     ]
     for text in told:
         named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))

@@ -19,7 +19,7 @@ from trader.__main__ import main
 from trader.backtest.ledger import LedgerLines
 from trader.backtest.output import Reserve
 from trader.backtest.run import Backtest
-from trader.backtest.trials import candle_digests, read_trials
+from trader.backtest.trials import data_digests, read_trials
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 
@@ -113,7 +113,7 @@ def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path
     assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
     # A second market makes another trial on the candles of the first, and a masked copy makes none.
     assert backtest(data, tmp_path / "more", "--variant", "Apex", "--mask", "dates", "--cadence", "15m") == 0
-    digests = [candle_digests(data, [symbol]) for symbol in ("BTC", "ETH")]
+    digests = [data_digests(data, [symbol]) for symbol in ("BTC", "ETH")]
     assert [read_trials(tmp_path / "trials.jsonl", each).trials for each in digests] == [2, 1]
 
 
@@ -228,7 +228,7 @@ def test_a_broken_row_a_recording_and_an_existing_folder_are_named(
     recording = tmp_path / "recording"
     recording.mkdir()
     (recording / "2025-03-01T00.jsonl.gz").touch()
-    assert backtest(recording, tmp_path / "run") == 2
-    assert "is a recording of a market" in capsys.readouterr().err
+    assert backtest(recording, tmp_path / "run") == 1
+    assert f"{recording} holds no recording: expected a file" in capsys.readouterr().err
     assert backtest(data, tmp_path) == 1
     assert "exists already" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_errors_are_reported_and_nothing_is_changed(
                 "line 8: provider 1.request.contents: the service sets it itself",
             ],
         ),
-        (("\nname", '\nevery = "90s"\nname'), ['line 4: model 1.every: expected minutes or hours, such as "5m"']),
+        (("\nname", '\nevery = "30s"\nname'), ['line 4: model 1.every: expected minutes or hours, such as "5m"']),
         (("\nname", "\nbudget_usd_per_day = 0\nname"), ["line 4: model 1.budget_usd_per_day: expected USD, a number"]),
         (("\nname", "\nbudget_usd_per_day = nan\nname"), ["line 4: model 1.budget_usd_per_day: expected USD"]),
         (("\nname", '\nwhen_spent = "stop"\nname'), ["line 4: model 1.when_spent: expected one of manage, pause"]),

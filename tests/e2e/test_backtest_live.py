@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,9 @@ from trader.core.clock import epoch_second, iso, moment_of
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.exchange.domain.ledger import Posting
+from trader.market.domain.markets import INTERVALS
+from trader.market.sources.recorded_past import RecordedPast
+from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import Snapshot
@@ -71,6 +75,23 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     return folder
 
 
+async def books_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
+    """Record the books of a replay of candles, with the candles that agents read before the beginning."""
+    end = BEGIN + timedelta(minutes=minutes)
+    source = ReplaySource(candles, MARKETS, seed=0, start=BEGIN, end=end)
+    await source.open()
+    recorder = Recorder(folder, source)
+    recorder.open()
+    for symbol, interval in itertools.product(MARKETS, INTERVALS):
+        past = await source.candles(symbol, interval, RECORDED, BEGIN)
+        recorder.record_candles(symbol, interval, past, BEGIN)
+    recorder.begin(BEGIN)
+    async for tick in source.history(BEGIN - timedelta(seconds=1), end):
+        recorder.record(tick)
+    recorder.close()
+    return folder
+
+
 class Snapshots(list[Snapshot]):
     """A journal of only the snapshots."""
 
@@ -97,7 +118,8 @@ class Done(NamedTuple):
 async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
     settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
-    source = ReplaySource(candles, MARKETS, start=times[0], end=times[1])
+    kind = RecordedPast if find_recording(candles) else ReplaySource
+    source = kind(candles, MARKETS, start=times[0], end=times[1])
     await source.open()
     market = await BacktestMarket.open(source, ("15m", "1h"))
     file = io.BytesIO()
@@ -182,15 +204,20 @@ def comparable(row: dict[str, Any]) -> bytes:
     return orjson.dumps(decoded, option=orjson.OPT_SORT_KEYS, default=str)
 
 
-@pytest.mark.parametrize("latency_ms", ["200", "0"] if is_nightly() else ["200"])
+@pytest.mark.parametrize(
+    ("of_books", "latency_ms"),
+    [(False, "200"), (True, "200"), *([(False, "0"), (True, "0")] if is_nightly() else [])],
+)
 async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
-    tmp_path: Path, dsn: str, candles: Path, latency_ms: str
+    tmp_path: Path, dsn: str, candles: Path, of_books: bool, latency_ms: str
 ) -> None:
-    if is_nightly():
+    if is_nightly() and not of_books:
         folder, minutes = candles, 24 * 60
     else:
         minutes = 150
         folder = part_of_recording(candles, tmp_path / "candles", minutes)
+    if of_books:
+        folder = await books_of_recording(folder, tmp_path / "books", minutes)
     begin, end = iso(BEGIN), iso(BEGIN + timedelta(minutes=minutes))
     environ = {"SIM_LATENCY_MS": latency_ms, "LOG_LEVEL": "info"}
     _, done = await asyncio.gather(

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from trader.agents.domain.guard import order_of
+from trader.agents.domain.models import CYCLE
 from trader.agents.domain.observation import RunHistory
 from trader.agents.domain.tools import PlaceOrder
 from trader.agents.domain.view import (
@@ -102,9 +103,7 @@ def build_view(
         leverage_max={symbol: MARKETS[symbol].leverage_max for symbol in quotes},
     )
     markets = {symbol: _market(quote, candles[symbol]) for symbol, quote in quotes.items()}
-    return history.view(
-        context, markets, _RULES, stats=history.stats, memory=Memory(), every_minutes=1, restriction=None
-    )
+    return history.view(context, markets, _RULES, stats=history.stats, memory=Memory(), cadence=CYCLE, restriction=None)
 
 
 def _check_keys(where: str, given: Iterable[Any], allowed: Collection[Any]) -> None:

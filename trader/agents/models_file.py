@@ -15,6 +15,7 @@ from trader.agents.domain.models import (
     CODE_PROVIDERS,
     CYCLE,
     RESERVED_REQUEST_FIELDS,
+    Every,
     Line,
     Model,
     ModelConfiguration,
@@ -69,6 +70,7 @@ class ModelEntry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_f
     variant: VariantId
     provider: Line
     router_model: Line
+    every: Every | None = None
     name: Line | None = None
     logo: Line | None = None
     active: bool = True

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.memory import remember
-from trader.agents.domain.models import Model
+from trader.agents.domain.models import CYCLE, Model
 from trader.agents.domain.observation import (
     RunHistory,
     book_imbalance,
@@ -52,7 +52,6 @@ LOOK_INTERVAL: Final[Interval] = "1m"
 """Interval of the candles that tell the price of the minute in which an agent last looked."""
 
 TRADES_SHOWN: Final = 5
-MINUTE: Final = timedelta(minutes=1)
 
 _log = logging.getLogger("trader.agents")
 
@@ -88,8 +87,7 @@ class Observer:
         memory = await self._read_memory(account_id)
         context = await self.risk_context(account_id, now)
         looked_at = memory.looked_at if model.is_ai else None  # code has no use for the price at that time
-        every_minutes = model.configuration.cadence // MINUTE
-        view = await self.view_of(context, history, shown, memory, every_minutes, looked_at)
+        view = await self.view_of(context, history, shown, memory, model.configuration.cadence, looked_at)
         if not shown.fills:
             return view
         async with self._database.connection() as conn:
@@ -103,7 +101,7 @@ class Observer:
         history: RunHistory,
         shown: Shown,
         memory: Memory | None = None,
-        every_minutes: int = 1,
+        cadence: timedelta = CYCLE,
         looked_at: datetime | None = None,
     ) -> View:
         """Return the view of the context's account, whose history need not be in the database."""
@@ -118,7 +116,7 @@ class Observer:
             self._exchange.rules,
             stats=history.stats,
             memory=memory or Memory(),
-            every_minutes=every_minutes,
+            cadence=cadence,
             restriction=None,
         )
 

@@ -143,8 +143,8 @@ class DecisionCycle:
 class BacktestAccount(FollowedAccount):
     """An account that moves through the market of a backtest. `seen` is the last second whose tick it has processed."""
 
-    every_minutes = 1
-    """Minutes between two decisions, as the agent's view states them."""
+    cadence = CYCLE
+    """The time between two decisions, as the agent's view states it."""
 
     def __init__(self, source: DecisionSource, shown: Shown, limits: VariantLimits, account: Account) -> None:
         super().__init__(BaselineState(account=account))
@@ -286,7 +286,7 @@ class ModelAccount(BacktestAccount):
         variant, strategy = VARIANTS[model.variant], source.strategy
         shown = Shown(variant.intervals) if strategy is None else strategy.shown
         super().__init__(source, shown, limits or (strategy or variant).limits, account)
-        self.every_minutes = model.configuration.cadence // CYCLE
+        self.cadence = model.configuration.cadence
         self._history: RunHistory | None = None
 
     def history(self, now: datetime) -> RunHistory:

@@ -385,7 +385,7 @@ class AccountSession:
             self.rules,
             stats=followed.stats(now),
             memory=self.remember(),
-            every_minutes=followed.every_minutes,
+            cadence=followed.cadence,
             restriction=None,
             fills=followed.fills,
         )

@@ -40,7 +40,7 @@ from trader.backtest.result import (
 )
 from trader.backtest.run import Backtest, RunJournal, TableJournal
 from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
-from trader.backtest.spec import BacktestSpec, Conditions, environ_of, open_source
+from trader.backtest.spec import BacktestSource, BacktestSpec, Conditions, environ_of, open_source
 from trader.backtest.statistics import board, judge
 from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso, moment_of
@@ -50,7 +50,6 @@ from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, d
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
-from trader.market.sources.replay import ReplaySource
 from trader.portfolio.tables import Results, Table, check_format
 from trader.seasons.page import RankedModel, page
 from trader.seasons.standings import make_standings
@@ -133,16 +132,16 @@ class MarketOpener:
     """Opens the markets of backtests, and keeps the last one for the next backtest on the same conditions."""
 
     def __init__(self) -> None:
-        self._opened: tuple[Conditions, Settings, ReplaySource] | None = None
-        self._market: tuple[ReplaySource, set[Interval], int, BacktestMarket] | None = None
+        self._opened: tuple[Conditions, Settings, BacktestSource] | None = None
+        self._market: tuple[BacktestSource, set[Interval], int, BacktestMarket] | None = None
 
-    async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, BacktestSource]:
         """Return what `open_source` returns."""
         if self._opened is None or self._opened[0] != conditions:
             self._opened = conditions, *await open_source(conditions, environ)
         return self._opened[1:]
 
-    async def market(self, source: ReplaySource, chosen: Chosen) -> BacktestMarket:
+    async def market(self, source: BacktestSource, chosen: Chosen) -> BacktestMarket:
         """Return the market with the candles that models may read."""
         needs = source, _intervals(chosen), _history(chosen)
         if self._market is None or self._market[:3] != needs:
@@ -225,7 +224,7 @@ async def _execute(
 
 
 async def _conclude(
-    spec: BacktestSpec, settings: Settings, source: ReplaySource, run: Backtest, chosen: Chosen, end: End, digest: str
+    spec: BacktestSpec, settings: Settings, source: BacktestSource, run: Backtest, chosen: Chosen, end: End, digest: str
 ) -> tuple[dict[str, Any], list[RankedModel]]:
     """Write the result and the report, and count the trial. Return the result and the accounts by rank.
 
@@ -249,7 +248,7 @@ async def _conclude(
 
 
 async def _choose(
-    spec: BacktestSpec, environ: Mapping[str, str], settings: Settings, source: ReplaySource, stack: AsyncExitStack
+    spec: BacktestSpec, environ: Mapping[str, str], settings: Settings, source: BacktestSource, stack: AsyncExitStack
 ) -> Chosen:
     """Return the models with their decision sources. Raises `SettingsError`."""
     entrants, guard = spec.entrants, spec.conditions.guard
@@ -261,7 +260,7 @@ async def _choose(
     return chosen.keeping_decisions(entrants.cassette if entrants.keeps_decisions else None)
 
 
-async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack) -> Database:
+async def _open_database(out: Path, source: BacktestSource, stack: AsyncExitStack) -> Database:
     """Create the database, with tables, that a service in the folder would use for this market."""
     server = await stack.enter_async_context(EmbeddedPostgres(out / EMBEDDED_FOLDER))
     dsn = await server.ensure_database(database_name(source.identity))
@@ -399,7 +398,7 @@ async def _invoke(run: Backtest, interrupts: Interrupts) -> AskingEnded | None:
 def _value(
     spec: BacktestSpec,
     settings: Settings,
-    source: ReplaySource,
+    source: BacktestSource,
     run: Backtest,
     chosen: Chosen,
     end: End,

@@ -20,11 +20,12 @@ from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, Obs
 from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks
-from trader.exchange.domain.tick_rules import Moment, PriceRange, PriceRanges
+from trader.exchange.domain.tick_rules import Moment, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
-from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, Quote
+from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, PriceRange, Quote
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
+from trader.market.sources.recorded_past import RecordedSeconds
 
 _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
@@ -38,8 +39,33 @@ _SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INT
 V = TypeVar("V")
 
 
+class PastPrices(Protocol):
+    """The past prices of one market, by second since 1970. Prices exist from the first tick on."""
+
+    def last_tick(self, second: int) -> int:
+        """Return the last second with a tick, up to this one."""
+        ...
+
+    def next_tick(self, second: int) -> int | None:
+        """Return the first second with a tick, from this one on; None if there is none."""
+        ...
+
+    def mark(self, second: int) -> Decimal:
+        """Return the mark at this second; between ticks, the mark of the last one."""
+        ...
+
+    def quote(self, second: int) -> Quote:
+        """Return the latest quote at this second."""
+        ...
+
+    def extremes(self, first: int, last: int) -> PriceRange:
+        """Return the extremes over whole minutes, or over seconds of one minute."""
+        ...
+
+
 class PricedMinutes(Protocol):
-    """The past prices of one market; minutes and seconds count from 1970, and prices are in half ticks."""
+    """The past prices of one market as candles with a path; minutes and seconds count from 1970, prices are in half
+    ticks."""
 
     @property
     def grid(self) -> Grid: ...
@@ -64,7 +90,7 @@ class PastSource(Protocol):
     def markets(self) -> Mapping[str, Market]: ...
 
     @property
-    def recordings(self) -> Mapping[str, PricedMinutes]: ...
+    def recordings(self) -> Mapping[str, PricedMinutes | RecordedSeconds]: ...
 
     @property
     def span(self) -> range: ...
@@ -80,28 +106,71 @@ class PastSource(Protocol):
         ...
 
 
-class _Columns:
-    """A market's minutes in half ticks, with gaps filled: within a gap every column holds the last close before it."""
+class _CandlePrices:
+    """The `PastPrices` of candles. A minute with a candle has a tick in each second.
 
-    def __init__(self, prices: PricedMinutes, first: int, last: int) -> None:
-        self.open = array("q")
-        self.low = array("q")
-        self.high = array("q")
-        self.ticked = array("q")
+    Columns hold its prices in half ticks; within a gap, every column has the last close before it.
+    """
+
+    def __init__(self, prices: PricedMinutes, span: range) -> None:
+        self._prices = prices
+        self._stop = span.stop
+        self._first = (span.start - _PRIMED_WITH_S) // 60
+        self._open = array("q")
+        self._low = array("q")
+        self._high = array("q")
+        self._ticked = array("q")
         """For each minute, the last recorded one up to it; -1 if there is none."""
 
         close, ticked = 0, -1
-        for minute in range(first, last + 1):
+        for minute in range(self._first, span.stop // 60 + 2):
             corners = prices.corners(minute)
             if corners is None:
                 opened = low = high = close
             else:
                 low, high, opened, close = corners
                 ticked = minute
-            self.open.append(opened)
-            self.low.append(low)
-            self.high.append(high)
-            self.ticked.append(ticked)
+            self._open.append(opened)
+            self._low.append(low)
+            self._high.append(high)
+            self._ticked.append(ticked)
+
+    def last_tick(self, second: int) -> int:
+        second = min(second, self._stop - 1)
+        minute = self._ticked[second // 60 - self._first]
+        return second if minute == second // 60 else minute * 60 + CLOSE_S
+
+    def next_tick(self, second: int) -> int | None:
+        while second < self._stop:
+            minute = second // 60
+            if self._ticked[minute - self._first] == minute:
+                return second
+            second = (minute + 1) * 60
+        return None
+
+    def mark(self, second: int) -> Decimal:
+        second = self.last_tick(second)
+        minute, grid = second // 60, self._prices.grid
+        if second % 60:
+            return grid.price(self._prices.marks(minute)[second % 60])
+        return grid.price(self._open[minute - self._first])
+
+    def quote(self, second: int) -> Quote:
+        second = self.last_tick(second)
+        return self._prices.quote(second, self._open[second // 60 - self._first])
+
+    def extremes(self, first: int, last: int) -> PriceRange:
+        """Bids and asks lie on either side of their mark, so the extremes of the marks bound both."""
+        begin, stop = first // 60 - self._first, last // 60 - self._first + 1
+        if first % 60 == 0 and last % 60 == CLOSE_S:
+            low, high = min(self._low[begin:stop]), max(self._high[begin:stop])
+        elif last % 60 == 0 or self._ticked[begin] != last // 60:
+            low = high = self._open[begin]
+        else:
+            marks = self._prices.marks(last // 60)[first % 60 : last % 60 + 1]
+            low, high = min(marks), max(marks)
+        lowest, highest = self._prices.grid.price(low), self._prices.grid.price(high)
+        return PriceRange(lowest, highest, lowest, highest)
 
 
 class _AtSecond(Mapping[str, V]):
@@ -223,15 +292,16 @@ class BacktestMarket:
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
         self.known_funding_rate = source.known_funding_rate
-        self._recordings = source.recordings
-        self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
-        self._first = (self.span.start - _PRIMED_WITH_S) // 60
-        last = self.span.stop // 60 + 1
-        self._columns = {
-            symbol: _Columns(recording, self._first, last) for symbol, recording in self._recordings.items()
+        self._prices: dict[str, PastPrices] = {
+            symbol: each if isinstance(each, RecordedSeconds) else _CandlePrices(each, self.span)
+            for symbol, each in source.recordings.items()
         }
-        self._ticking: tuple[int, frozenset[str]] = (-1, frozenset())
-        self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
+        self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
+        since = self.span.start - _PRIMED_WITH_S
+        self.seen_since = {
+            symbol: self.span.stop if (first := self._prices[symbol].next_tick(since)) is None else first
+            for symbol in self.markets
+        }
         """The second of each market's first tick."""
 
         self._all_seen_since = max(self.seen_since.values())
@@ -263,14 +333,6 @@ class BacktestMarket:
                 candles[symbol, interval] = await source.candles(symbol, interval, since, end)
         return cls(source, candles)
 
-    def _first_tick(self, symbol: str) -> int:
-        second = self.span.start - _PRIMED_WITH_S
-        while second < self.span.stop:
-            if symbol in self.ticking(second):
-                return second
-            second = (second // 60 + 1) * 60
-        return self.span.stop
-
     def prepare_indicators(self) -> None:
         """Compute the indicators that are computed for all candles at once, instead of when they are first read."""
         for (_, interval), series in self._series.items():
@@ -280,26 +342,16 @@ class BacktestMarket:
 
     def ticking(self, second: int) -> frozenset[str]:
         """Return the markets that have a tick at this second; none beyond the end."""
-        minute = second // 60
-        if second >= self.span.stop:
-            return frozenset()
-        if self._ticking[0] != minute:
-            present = (symbol for symbol, each in self._columns.items() if each.ticked[minute - self._first] == minute)
-            self._ticking = minute, frozenset(present)
-        return self._ticking[1]
+        return frozenset(symbol for symbol, prices in self._prices.items() if prices.next_tick(second) == second)
 
     def next_tick(self, second: int) -> int | None:
         """Return the first second with a tick, from this one on; None if there is none."""
-        while second < self.span.stop:
-            if self.ticking(second):
-                return second
-            second = (second // 60 + 1) * 60
-        return None
+        ticks = (prices.next_tick(second) for prices in self._prices.values())
+        return min((tick for tick in ticks if tick is not None), default=None)
 
     def last_tick(self, second: int) -> int | None:
         """Return the last second with a tick, up to this one; None if there was none."""
-        seconds = [self._last_tick(symbol, second) for symbol, since in self.seen_since.items() if since <= second]
-        return max(seconds, default=None)
+        return max((self._prices[symbol].last_tick(second) for symbol in self.seen(second)), default=None)
 
     def moment(self, second: int) -> Moment:
         """Return the markets as of this second's tick."""
@@ -325,54 +377,19 @@ class BacktestMarket:
 
     def quoted_at(self, second: int) -> dict[str, datetime]:
         """Return the time of each market's latest quote at this second."""
-        return {
-            symbol: moment_of(self._last_tick(symbol, second))
-            for symbol, since in self.seen_since.items()
-            if since <= second
-        }
+        return {symbol: moment_of(self._prices[symbol].last_tick(second)) for symbol in self.seen(second)}
 
     def mark(self, symbol: str, second: int) -> Decimal:
-        """Return the mark at this second; within a gap, the mark of the last tick before it."""
-        second = self._last_tick(symbol, second)
-        minute, recording = second // 60, self._recordings[symbol]
-        if second % 60:
-            return recording.grid.price(recording.marks(minute)[second % 60])
-        return recording.grid.price(self._columns[symbol].open[minute - self._first])
+        """Return the mark at this second; between ticks, the mark of the last one."""
+        return self._prices[symbol].mark(second)
 
     def quote(self, symbol: str, second: int) -> Quote:
         """Return the latest quote at this second."""
-        second = self._last_tick(symbol, second)
-        return self._recordings[symbol].quote(second, self._columns[symbol].open[second // 60 - self._first])
+        return self._prices[symbol].quote(second)
 
-    def _last_tick(self, symbol: str, second: int) -> int:
-        second = min(second, self.span.stop - 1)
-        minute = self._columns[symbol].ticked[second // 60 - self._first]
-        return second if minute == second // 60 else minute * 60 + CLOSE_S
-
-    # --- price ranges -------------------------------------------------------------------------------------------------
-
-    def ranges_of_minutes(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the price ranges over the minutes `first` to `last`, using only their candles."""
-        begin, stop = first - self._first, last - self._first + 1
-        ranges = {}
-        for symbol in symbols:
-            columns, grid = self._columns[symbol], self._recordings[symbol].grid
-            ranges[symbol] = _range(grid.price(min(columns.low[begin:stop])), grid.price(max(columns.high[begin:stop])))
-        return PriceRanges(moment_of(last * 60 + CLOSE_S), ranges)
-
-    def ranges_of_seconds(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the price ranges over the seconds `first` to `last` of one minute."""
-        minute = first // 60
-        ranges = {}
-        for symbol in symbols:
-            grid, columns = self._recordings[symbol].grid, self._columns[symbol]
-            place = minute - self._first
-            if last % 60 == 0 or columns.ticked[place] != minute:
-                lowest = highest = columns.open[place]
-            else:
-                marks = self._recordings[symbol].marks(minute)[first % 60 : last % 60 + 1]
-                lowest, highest = min(marks), max(marks)
-            ranges[symbol] = _range(grid.price(lowest), grid.price(highest))
+    def ranges(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
+        """Return the price ranges over whole minutes, which candles alone give, or over seconds of one minute."""
+        ranges = {symbol: self._prices[symbol].extremes(first, last) for symbol in symbols}
         return PriceRanges(moment_of(last), ranges)
 
     # --- views of agents ----------------------------------------------------------------------------------------------
@@ -450,8 +467,3 @@ class BacktestMarket:
             return msgspec.structs.replace(series.indicators(last), **vwap_fields(session.vwaps[day]))
         # Within a gap, the kept candles begin later.
         return indicators(series.closed(now), session.closed(now))
-
-
-def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
-    """Return a range of marks as a price range. Bids and asks lie on either side of their mark, so it bounds both."""
-    return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)

@@ -11,11 +11,11 @@ from trader.api.dashboard.document import table
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
+from trader.backtest.spec import BacktestSource
 from trader.backtest.statistics import statistics_of, statistics_of_baseline
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Trade
 from trader.market.domain.markets import INTERVALS, Interval
-from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
@@ -43,7 +43,7 @@ DRAWN = " Lines and panels are the strategy's own series, each with its last val
 
 async def make_report(
     run: Backtest,
-    source: ReplaySource,
+    source: BacktestSource,
     settings: Settings,
     name: str,
     standings: Sequence[RankedModel],
@@ -167,7 +167,7 @@ def _capital(followed: ModelAccount | BaselineAccount) -> float:
     return float(followed.account.run.initial_capital)
 
 
-async def _market(run: Backtest, source: ReplaySource, symbol: str, ranked: _Ranked) -> dict[str, Any]:
+async def _market(run: Backtest, source: BacktestSource, symbol: str, ranked: _Ranked) -> dict[str, Any]:
     """Return the candles of a market, of the finest interval that fits, and the trades in it, in order of opening."""
     start, end = run.starts_at, run.reached
     interval: Interval = next((each for each, step in INTERVALS.items() if (end - start) / step <= CANDLES_MAX), "4h")

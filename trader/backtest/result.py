@@ -87,19 +87,21 @@ def baselines_value(run: Backtest) -> list[dict[str, Any]]:
 
 
 def capacity_value(rows: Mapping[str, SimulatedMarket], run: Backtest) -> dict[str, Any]:
-    """Return each market's depth in a calm order book and its largest execution, both in quote currency."""
+    """Return each simulated market's depth in a calm book and its largest execution, both in quote currency."""
     largest = run.largest_executions()
     return {symbol: {"calmDepth": row.calm.depth, "largestExecution": largest[symbol]} for symbol, row in rows.items()}
 
 
-def capacity_line(value: Mapping[str, Any]) -> str:
-    """Return the text line about the trade size at which the order books begin to matter."""
+def capacity_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text line about the trade size at which simulated order books begin to matter."""
+    if not value:
+        return
     sizes = (
         f"{symbol} {each['calmDepth']:,.0f}, of which the largest execution took "
         f"{100 * float(each['largestExecution']) / each['calmDepth']:.1f} %"
         for symbol, each in value.items()
     )
-    return f"Capacity, the depth of a calm book within 2 basis points: {'; '.join(sizes)}"
+    yield f"Capacity, the depth of a calm book within 2 basis points: {'; '.join(sizes)}"
 
 
 def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

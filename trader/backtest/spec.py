@@ -1,10 +1,11 @@
 """Specs: what a backtest runs on. The command, the function `trader.backtest`, sweeps and exams make them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from trader.core.clock import iso
 from trader.core.errors import MarketDataError, SettingsError, StartError
 from trader.core.variant_id import VariantId
 from trader.market.sources.files import find_files
-from trader.market.sources.recorder import find_recording
+from trader.market.sources.recorded_past import RecordedPast
+from trader.market.sources.recorder import find_recording, recorded_symbols
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import preset_rows, replayed_rows
 from trader.portfolio.tables import Format
@@ -39,6 +41,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "thinking": "replay_thinking",
 }
 """The field of `Settings` behind a condition. The environment is ignored, so that the same spec has one result."""
+
+
+BacktestSource = ReplaySource | RecordedPast
+"""The markets of a backtest: candles, or a recording of books."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +146,19 @@ class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not entrants.agents:
             serving = {"--deadline": entrants.deadline_s, "--listen": entrants.port}
             problems += [f"{name}: only with --agent" for name, given in serving.items() if given is not None]
+        if entrants.every is not None and entrants.every.endswith("s"):
+            problems += self._problems_below_a_minute()
         if problems:
             raise SettingsError(problems)
+
+    def _problems_below_a_minute(self) -> list[str]:
+        entrants, given = self.entrants, f"--cadence is {self.entrants.every}, below a minute"
+        problems = []
+        if not find_recording(self.conditions.recording):
+            problems.append(f"{given}: only on a recording of books (RECORD); prices within candles are drawn")
+        if entrants.models or entrants.agents or (entrants.models_from and entrants.strategy is None):
+            problems.append(f"{given}: only for --strategy and rule agents; models and agents decide by the minute")
+        return problems
 
 
 def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[str] = ()) -> Conditions:
@@ -180,19 +197,40 @@ def _text_of(value: Any) -> str:
 def environ_of(conditions: Conditions) -> dict[str, str]:
     """Return the conditions as environment variables of the settings. Raise `SettingsError` and `StartError`."""
     data = conditions.recording
-    if find_recording(data):
-        raise SettingsError(
-            [
-                f"--data: {data} is a recording of a market, with its books at each update; a backtest draws "
-                f"books within 1-minute candles. A service replays it, as fast as it goes: MARKET_SOURCE=replay:"
-                f"{data} REPLAY_SPEED=0 trader serve --demo"
-            ]
-        )
     with _in_options():
-        markets = preset_rows(conditions.preset or "default", conditions.markets_file)
-        symbols = conditions.market or [symbol for symbol in find_files(data) if symbol in markets]
+        if find_recording(data):
+            _check_recorded(conditions)
+            symbols = conditions.market or recorded_symbols(data)
+        else:
+            markets = preset_rows(conditions.preset or "default", conditions.markets_file)
+            symbols = conditions.market or [symbol for symbol in find_files(data) if symbol in markets]
     fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{data}", "MARKETS": ",".join(sorted(symbols))}
     return fixed | settings_given(conditions)
+
+
+def _check_recorded(conditions: Conditions) -> None:
+    """Check that nothing is given that a recording of books has itself. Raises `SettingsError`."""
+    has = {
+        "--funding": conditions.funding_rate is not None or conditions.funding_folder is not None,
+        "--markets-file": conditions.markets_file is not None,
+        "--seed, --seeds": bool(conditions.seed),
+    }
+    why = f"not with {conditions.data}, a recording of books, which has its own prices, rules and rates"
+    if problems := [f"{name}: {why}" for name, given in has.items() if given]:
+        raise SettingsError(problems)
+
+
+def data_files(data: Path, markets: Collection[str]) -> Iterator[Path]:
+    """Yield the files that a backtest of these markets reads: their candles, or a whole recording of books.
+
+    :raises MarketDataError: there are none
+    """
+    if recording := find_recording(data):
+        yield from chain.from_iterable(recording.values())
+        return
+    for symbol, files in sorted(find_files(data).items()):
+        if symbol in markets:
+            yield from files
 
 
 def settings_given(conditions: Conditions) -> dict[str, str]:
@@ -207,22 +245,29 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
         return Settings.load(environ, None, demo=True)
 
 
-async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, BacktestSource]:
     """Return the settings and the open market source of a backtest. Raise `SettingsError` or `StartError`."""
     settings = settings_of(environ)
     with _in_options():
-        source = ReplaySource(
-            conditions.recording,
-            settings.markets,
-            rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
-            seed=settings.seed,
-            start=settings.replay_start,
-            end=settings.replay_end,
-            funding_place=conditions.funding_folder,
-            plain_rate=conditions.funding_rate,
-        )
+        source = _make_source(conditions, settings)
         await source.open()
     return settings, source
+
+
+def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
+    data, start, end = conditions.recording, settings.replay_start, settings.replay_end
+    if find_recording(data):
+        return RecordedPast(data, settings.markets, start=start, end=end)
+    return ReplaySource(
+        data,
+        settings.markets,
+        rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
+        seed=settings.seed,
+        start=start,
+        end=end,
+        funding_place=conditions.funding_folder,
+        plain_rate=conditions.funding_rate,
+    )
 
 
 def _flag(name: str) -> str:
@@ -302,7 +347,7 @@ def every_of(cadence: str | None) -> str | None:
     try:
         return msgspec.convert({"every": cadence}, ModelConfiguration).every
     except msgspec.ValidationError:
-        raise SettingsError([f"--cadence is {cadence!r}; it must be like 5m or 1h, at most 24h"]) from None
+        raise SettingsError([f"--cadence is {cadence!r}; it must be like 10s, 5m or 1h, at most 24h"]) from None
 
 
 def budget_of(text: str | None) -> Decimal | None:

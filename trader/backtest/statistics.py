@@ -9,10 +9,10 @@ from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.backtest.spec import BacktestSource
 from trader.core.clock import LockstepClock, floor_time
 from trader.exchange.sql.trades import OpenPosition, RunTrade
 from trader.market.feed import MarketFeed
-from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.domain.luck import Luck, traders_for
 from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
@@ -23,7 +23,7 @@ from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntr
 from trader.settings.settings import Settings
 
 
-async def judge(run: Backtest, source: ReplaySource, settings: Settings, reached: datetime) -> EvidenceReport:
+async def judge(run: Backtest, source: BacktestSource, settings: Settings, reached: datetime) -> EvidenceReport:
     """Return the evidence for all entrants up to the time reached, including luck, as a service would show it."""
     models = {followed.model.id: followed.model for followed in run.accounts}
     runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}

@@ -22,14 +22,14 @@ from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
 from trader.backtest.cluster import Cluster, Inputs, connected
-from trader.backtest.spec import BacktestSpec, environ_of, open_source, params_of
+from trader.backtest.spec import BacktestSpec, data_files, environ_of, open_source, params_of
 from trader.backtest.sweep_page import sweep_page
 from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value, write_csv
-from trader.backtest.trials import KnownTrials, candle_digests, read_trials
+from trader.backtest.trials import KnownTrials, data_digests, read_trials
 from trader.backtest.workers import Workers
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
-from trader.market.sources.files import find_files, find_funding_files
+from trader.market.sources.files import find_funding_files
 from trader.portfolio.tables import check_format
 
 PLAN, SWEEP, TABLE, PAGE, RUNS = "plan.json", "sweep.json", "sweep.csv", "sweep.html", "runs"
@@ -143,7 +143,8 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     base.check()
     check_format(base.tables)
     _check_params(base.entrants.strategy, spec.grid)
-    _, source = await open_source(conditions, environ_of(conditions))
+    last_seed = (conditions.seed or 0) + spec.seeds - 1
+    _, source = await open_source(conditions, environ_of(replace(conditions, seed=last_seed)))
     start, last = moment_of(source.span.start), moment_of(source.span.stop - 1)
     folds = folds_of(spec.walk_forward, start, last + timedelta(seconds=1)) if spec.walk_forward else []
     count = len(spec.grid) * spec.seeds * max(1, len(folds)) + (len(folds) * spec.seeds or 1)
@@ -162,7 +163,7 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
         best = None
         for _, runs in ranked(done, METRICS[spec.by])[: 0 if folds else 1]:
             [best] = await board.carry_out([runs[0].run if spec.reports else runs[0].run._replace(role=BEST)])
-    digests = candle_digests(conditions.recording, source.markets)
+    digests = data_digests(conditions.recording, source.markets)
     known = read_trials(base.trials, digests) if base.trials.exists() else KnownTrials.of([])
     value = sweep_value(done, spec.by, known) | {"best": best and best.run.name}
     (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
@@ -214,8 +215,7 @@ def _inputs(spec: BacktestSpec, markets: Sequence[str]) -> list[Inputs]:
     """Return the inputs of a sweep's runs: candles, funding rates, figures of markets, and the strategy."""
     conditions, strategy = spec.conditions, spec.entrants.strategy
     data = conditions.recording
-    candles = find_files(data)
-    inputs = [Inputs.of(data, [file for symbol in markets for file in candles[symbol]])]
+    inputs = [Inputs.of(data, data_files(data, markets))]
     funding = conditions.funding_folder or data
     rates = [file for symbol, files in find_funding_files(funding).items() if symbol in markets for file in files]
     if rates:

@@ -50,7 +50,7 @@ class TouchFinder:
         last = min(int(boundary.timestamp()) // 60 - 1, self._last // 60)
         while minute <= last:
             stop = min(minute + count - 1, last)
-            if not self._is_clear(followed, self._market.ranges_of_minutes(symbols, minute, stop)):
+            if not self._is_clear(followed, self._market.ranges(symbols, minute * 60, stop * 60 + 59)):
                 break
             is_clear, followed.clear_until = True, stop * 60 + 59
             minute, count = stop + 1, 2 * count
@@ -60,16 +60,16 @@ class TouchFinder:
         """Return the first second in [start, end], of one minute, that may change the account."""
         market, symbols = self._market, _concerned(followed)
         if start % 60 == 0:  # known without computing the minute's path, and due for funding
-            if not self._is_clear(followed, market.ranges_of_seconds(symbols, start, start)):
+            if not self._is_clear(followed, market.ranges(symbols, start, start)):
                 return start if market.ticking(start) else self._first_within(followed, start + 1, end)
             start += 1
         while start <= end:
-            if self._is_clear(followed, market.ranges_of_seconds(symbols, start, end)):
+            if self._is_clear(followed, market.ranges(symbols, start, end)):
                 return None
             low, high = start, end
             while low < high:  # the first touch lies in [low, high]
                 middle = (low + high) // 2
-                if self._is_clear(followed, market.ranges_of_seconds(symbols, low, middle)):
+                if self._is_clear(followed, market.ranges(symbols, low, middle)):
                     low = middle + 1
                 else:
                     high = middle

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe, spread_within
 from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
+from trader.backtest.spec import data_files
 from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
 from trader.core.statistics import max_drawdown, over_risk
-from trader.market.sources.files import find_files
 
 TRIALS: Final = "trials.jsonl"
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An account of a run. `data` has the digest of each candle file, and `ledger` is the digest of its ledger."""
+    """An account of a run. `data` has the digest of each file of market data, `ledger` is the digest of its ledger."""
 
     at: datetime
     data: tuple[str, ...]
@@ -67,14 +67,9 @@ class KnownTrials(NamedTuple):
         return cls(len(trials), best, spread_within(families.values()))
 
 
-def candle_digests(place: Path, markets: Collection[str]) -> tuple[str, ...]:
-    """Return the SHA-256 of each candle file of these markets, in hexadecimal."""
-    return tuple(
-        hashlib.sha256(file.read_bytes()).hexdigest()
-        for symbol, files in sorted(find_files(place).items())
-        if symbol in markets
-        for file in files
-    )
+def data_digests(data: Path, markets: Collection[str]) -> tuple[str, ...]:
+    """Return the SHA-256 of each file that a backtest of these markets reads, in hexadecimal."""
+    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in data_files(data, markets))
 
 
 def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
@@ -141,7 +136,7 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
         account.update(figures_of_hours(returns[account["id"]]), deflated=None)
     if not counts:
         return
-    digests = candle_digests(data, value["markets"])
+    digests = data_digests(data, value["markets"])
     strategy = value["strategy"]
     models = {followed.model.id: followed.model for followed in run.accounts}
     trials = [

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trader.backtest.conditions import CAUSES, compare_conditions
 from trader.backtest.execution import DECISIONS, LEDGER, REPORT, RESULT, BacktestListener, Interrupts, execute
-from trader.backtest.result import capacity_line, model_lines
+from trader.backtest.result import capacity_lines, model_lines
 from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
@@ -48,7 +48,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="file defining more markets")
     add("--capital", help="capital of each account; default: 10000")
     add("--maker-fee", metavar="BPS", help="default: the preset's")
-    add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
+    add(
+        "--cadence",
+        metavar="EVERY",
+        help="how often agents decide, such as 5m; on recorded books also 10s; default: 1m",
+    )
     add_condition_options(parser)
     add_participant_options(parser)
     add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
@@ -217,7 +221,7 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: Bac
     named = [f"{', '.join(funding['fromFiles'])} from files"] if funding["fromFiles"] else []
     named += [f"{symbol} {rate} an hour" for symbol, rate in funding["hourlyRates"].items()]
     yield f"{', '.join(value['markets'])}, {value['from']} to {value['to']}; funding: {'; '.join(named)}"
-    yield capacity_line(value["capacity"])
+    yield from capacity_lines(value["capacity"])
     yield from model_lines(value)
     for account in value["accounts"]:
         yield deflated_line(account["id"], account["deflated"])

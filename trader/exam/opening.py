@@ -34,6 +34,7 @@ from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
 from trader.exam.pairs import Horizon, RecordedRoom
 from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import chosen_rows, preset_rows
 from trader.seasons.bundle import digest_code
 from trader.settings.settings import Settings
@@ -143,7 +144,7 @@ async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) 
     symbols = plan.settings["MARKETS"]
     if data is None:
         raise SettingsError([f"--data is missing: the candles of {symbols} from which the moments were drawn"])
-    _, source = await open_source(conditions_of(data, {"funding": funding}), plan.settings)
+    _, source = await _open_candles(conditions_of(data, {"funding": funding}), plan.settings)
     room = RecordedRoom(settings_of(plan.settings), source, (), plan.horizon)
     if room.digest != plan.recording:
         raise SettingsError(
@@ -153,6 +154,16 @@ async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) 
             ]
         )
     return room
+
+
+async def _open_candles(conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    """Raise `SettingsError` also for a recording of books."""
+    settings, source = await open_source(conditions, environ)
+    if isinstance(source, ReplaySource):
+        return settings, source
+    raise SettingsError(
+        [f"--data: {conditions.data} is a recording of books; an exam draws its moments from 1-minute candles"]
+    )
 
 
 @asynccontextmanager
@@ -166,7 +177,7 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
         source, prices, begin = None, {}, _SPAN_FROM
         settings = settings_of(environ)
         if spec.conditions.data is not None:
-            _, source = await open_source(spec.conditions, environ)
+            _, source = await _open_candles(spec.conditions, environ)
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
         span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples

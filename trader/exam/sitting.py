@@ -5,7 +5,7 @@ What an account holds after its decision is valued by the law of the world; see 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -147,7 +147,7 @@ async def decide_once(
     rules, fills = rules_of(settings, market.markets), _Fills()
     accounts = [_account(market, rules, settings, entrant, standing) for entrant in entrants]
     for followed in accounts:
-        followed.every_minutes = horizon
+        followed.cadence = timedelta(minutes=horizon)
     before = [each.account for each in accounts]
     run = Backtest(market, rules, accounts, (), [fills])
     for reached in run.run():

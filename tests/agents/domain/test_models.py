@@ -14,10 +14,17 @@ COUNTS = st.integers(0, 10**9)
 
 
 @pytest.mark.parametrize(
-    ("every", "minutes"), [(None, 1), ("1m", 1), ("5m", 5), ("90m", 90), ("1h", 60), ("24h", 1_440)]
+    ("every", "seconds"),
+    [(None, 60), ("5s", 5), ("59s", 59), ("1m", 60), ("5m", 300), ("90m", 5_400), ("1h", 3_600), ("24h", 86_400)],
 )
-def test_every_determines_the_cadence(every: str | None, minutes: int) -> None:
-    assert msgspec.convert({"every": every}, ModelConfiguration).cadence == timedelta(minutes=minutes)
+def test_every_determines_the_cadence(every: str | None, seconds: int) -> None:
+    assert msgspec.convert({"every": every}, ModelConfiguration).cadence == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("every", ["0s", "60s", "0m", "25h", "5", "5d"])
+def test_another_cadence_is_refused(every: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"every": every}, ModelConfiguration)
 
 
 def test_cached_input_has_a_separate_price() -> None:

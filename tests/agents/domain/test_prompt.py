@@ -153,7 +153,7 @@ def test_the_view_shows_at_least_twenty_decisions_and_keeps_the_first_for_a_whil
     def lines(newest: int) -> list[str]:
         moments = [NOW + n * timedelta(minutes=every) for n in range(start, start + newest)]
         past = [PastDecision(at=at, text="holding") for at in moments][::-1][: DECISIONS_SHOWN + DECISIONS_ADDED_MAX]
-        view = replace(VIEW, every_minutes=every, memory=Memory(decisions=tuple(past)))
+        view = replace(VIEW, cadence=timedelta(minutes=every), memory=Memory(decisions=tuple(past)))
         shown_lines: list[str] = msgspec.json.decode(view_text(view))["decisions"]
         return shown_lines
 
@@ -222,7 +222,9 @@ def test_the_first_candle_advances_with_every_fourth_close(interval: Interval) -
 def test_the_candles_reach_back_to_the_last_look_and_say_when_the_next_one_closes(minutes: int, every: int) -> None:
     at = NOW + timedelta(minutes=minutes)
     looked_at = at - timedelta(minutes=every)
-    data = msgspec.json.decode(view_text(replace(view_at(at), every_minutes=every, memory=Memory(looked_at=looked_at))))
+    data = msgspec.json.decode(
+        view_text(replace(view_at(at), cadence=timedelta(minutes=every), memory=Memory(looked_at=looked_at)))
+    )
     for interval in ("5m", "1h"):
         span, closes = INTERVALS[interval], data["candleCloses"][interval]
         ends = [datetime.fromisoformat(data[interval]["from"]) + n * span for n in range(1, 1 + ROWS_MAX + 4)]
@@ -344,8 +346,8 @@ def test_the_rules_state_the_limits_of_the_variant() -> None:
     text = rules_text(limits)
     for part in ("at most 7", "at most 4 × equity", "`dayLossPercent` is 12 or more", "within 6 cycles"):
         assert part in text
-    system = opening_messages("Be calm.\n", limits, replace(VIEW, every_minutes=5))[0]["content"]
-    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(5, '15m')}"
+    system = opening_messages("Be calm.\n", limits, replace(VIEW, cadence=timedelta(minutes=5)))[0]["content"]
+    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(timedelta(minutes=5), '15m')}"
     assert "You are asked every 5 minutes." in system
     assert "So 3 of your cycles see the same `15m` candles" in system
-    assert "candleCloses" not in cadence_text(15, "15m"), "every cycle has a new candle"
+    assert "candleCloses" not in cadence_text(timedelta(minutes=15), "15m"), "every cycle has a new candle"

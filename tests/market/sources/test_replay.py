@@ -389,8 +389,9 @@ def test_spreads_of_a_replay_without_fees_cover_what_drawn_paths_give_away(
     replayed = {"MARKETS": "BTC", "MARKET_SOURCE": f"replay:{place}", **given}
     service = make_source(Settings.load(replayed, None, demo=True))
     _, backtest = asyncio.run(open_source(conditions_of(place, {}), {**replayed, "SIM_SEED": "0"}))
+    assert isinstance(service, ReplaySource)
+    assert isinstance(backtest, ReplaySource)
     for source in (service, backtest):
-        assert isinstance(source, ReplaySource)
         assert source.rows["BTC"].calm.surcharge_bp == pytest.approx(surcharge_bp)
     quote, usual = (
         each.recordings["BTC"].quote(int(START.timestamp()) + 90, 0)

@@ -33,11 +33,20 @@ def _described(description: str) -> Meta:
     return Meta(extra_json_schema={"description": description})
 
 
+_UNITS: Final = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1)}
+
 Every = Annotated[
     str,
     Meta(pattern=r"^([1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$(?!\n)"),
     _described('minutes or hours, such as "5m" or "1h", at most "24h"'),
 ]
+EveryInBacktest = Annotated[
+    str,
+    Meta(pattern=r"^(([1-9]|[1-5][0-9])s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$(?!\n)"),
+    _described('seconds below a minute, minutes or hours, such as "10s", "5m" or "1h", at most "24h"'),
+]
+"""Intervals of decisions that also have seconds, for backtests on recordings of books."""
+
 UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per million tokens, a number from 0 to 10000")]
 Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
 Color = Annotated[str, Meta(pattern=r"^#[0-9a-fA-F]{6}$(?!\n)"), _described('a color such as "#a855f7"')]
@@ -190,11 +199,12 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     `request` has fields to add to every request to its provider; null omits a field that the service sends.
     `attempt_timeout_s` limits one attempt (None: the service's limit), and `decision_age_max_s` the age of a decision's
     view (None: the limit of one attempt). `every` is the interval between its decisions, on the grid of the trade
-    executor (None: every cycle). `budget_usd_per_day` limits its cost per UTC day; once that is spent, it only manages
-    its positions, or pauses. `prompt` replaces the prompt of its variant: in the file the name of a text file, in the
-    database the text. `training_cutoff` is the end of its training data. Models with the same `replicate_of` are
-    replicates: one model run several times, to see how much of a result is noise. `owner_budget_usd_per_day` limits all
-    models of one `owner` together; `manage_usd_per_day` of each budget is kept for managing positions (None: a fifth).
+    executor (None: every cycle); below a minute only in a backtest. `budget_usd_per_day` limits its cost per UTC day;
+    once that is spent, it only manages its positions, or pauses. `prompt` replaces the prompt of its variant: in the
+    file the name of a text file, in the database the text. `training_cutoff` is the end of its training data. Models
+    with the same `replicate_of` are replicates: one model run several times, to see how much of a result is noise.
+    `owner_budget_usd_per_day` limits all models of one `owner` together; `manage_usd_per_day` of each budget is kept
+    for managing positions (None: a fifth).
     `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
     models. `cache_ttl` is how long a provider with the Messages protocol keeps marked prompts (None: 5 minutes).
     `params` are the parameters of a strategy, by name. `declared` is an external agent's declaration (None: nothing
@@ -204,7 +214,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     request: Mapping[str, Any] = {}
     attempt_timeout_s: Annotated[int, Meta(ge=5, le=600)] | None = None
     decision_age_max_s: Annotated[int, Meta(ge=5, le=600)] | None = None
-    every: Every | None = None
+    every: EveryInBacktest | None = None
     price: TokenPrice | None = None
     budget_usd_per_day: Usd | None = None
     when_spent: Literal["manage", "pause"] = "manage"
@@ -225,8 +235,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
         """The time between two decisions."""
         if self.every is None:
             return CYCLE
-        count = int(self.every[:-1])
-        return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
+        return int(self.every[:-1]) * _UNITS[self.every[-1]]
 
 
 Contamination = Literal["after cut-off", "before cut-off", "unknown"]

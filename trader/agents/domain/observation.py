@@ -258,7 +258,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         *,
         stats: ObservedStats,
         memory: Memory,
-        every_minutes: int,
+        cadence: timedelta,
         restriction: str | None,
         fills: tuple[ObservedFill, ...] = (),
     ) -> View:
@@ -274,7 +274,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
             orders=observe_orders(context.account),
             fills=fills,
             memory=memory,
-            every_minutes=every_minutes,
+            cadence=cadence,
             restriction=restriction,
         )
 

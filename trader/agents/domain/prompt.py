@@ -97,7 +97,7 @@ Tables begin with the names of their columns; trades are newest first. A field t
 
 def opening_messages(prompt: str, limits: VariantLimits, view: View) -> list[ChatMessage]:
     """Return the system message of an entrant and the user message of this cycle."""
-    cadence = cadence_text(view.every_minutes, _decision_interval(view))
+    cadence = cadence_text(view.cadence, _decision_interval(view))
     system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{GLOSSARY}\n\n{cadence}"
     return [
         {"role": "system", "content": system},
@@ -131,11 +131,12 @@ def estimated_tokens(messages: Sequence[ChatMessage], symbols: tuple[str, ...]) 
     return characters * 10 // CHARACTERS_PER_10_TOKENS
 
 
-def cadence_text(every_minutes: int, interval: Interval) -> str:
+def cadence_text(cadence: timedelta, interval: Interval) -> str:
     """Say how often the model is asked, and what that means for decisions on candles of this interval."""
-    often = "minute" if every_minutes == 1 else f"{every_minutes} minutes"
+    minutes = cadence // _MINUTE
+    often = "minute" if minutes == 1 else f"{minutes} minutes"
     text = f"You are asked every {often}. Between two of your cycles only your exit plans act."
-    cycles = INTERVALS[interval] // timedelta(minutes=every_minutes)
+    cycles = INTERVALS[interval] // cadence
     if cycles <= 1:
         return text
     return (
@@ -246,7 +247,7 @@ def _interval_part(view: View, interval: Interval, names: Collection[str]) -> di
     """
     span, markets = INTERVALS[interval], view.markets.values()
     is_main = interval == _decision_interval(view)
-    closed_between = -(-timedelta(minutes=view.every_minutes) // span)
+    closed_between = -(-view.cadence // span)
     rows = min(max(ROWS_MIN if is_main else CONTEXT_ROWS_MIN, closed_between), ROWS_MAX)
     first = floor_time(floor_time(view.at, span) - rows * span, ROWS_ADDED_MAX * span)
     own = [name for name in names if name not in SESSION_FIELDS]
@@ -306,7 +307,7 @@ def _decisions(view: View) -> list[str]:
     """Return the last decisions, oldest first, beginning at a time that stays the same for several cycles."""
     newest_first = view.memory.decisions
     if len(newest_first) > DECISIONS_SHOWN:
-        grid = DECISIONS_ADDED_MAX * timedelta(minutes=view.every_minutes)
+        grid = DECISIONS_ADDED_MAX * view.cadence
         since = floor_time(newest_first[DECISIONS_SHOWN - 1].at, grid)
         newest_first = tuple(decision for decision in newest_first if decision.at >= since)
     return [f"{minute_text(decision.at)} {decision.text}" for decision in reversed(newest_first)]

@@ -6,7 +6,7 @@ values are None: an indicator without enough history, a ratio without a value. A
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple
@@ -350,7 +350,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything on which an agent bases its decisions, at one moment.
 
     `trades` are newest first, `positions`, `orders` and `fills` oldest first; only strategies with `on_fill` see
-    `fills`. The agent is asked every `every_minutes`. `restriction` says why it may only reduce positions now; None if
+    `fills`. The agent is asked once per `cadence`. `restriction` says why it may only reduce positions now; None if
     there is no restriction.
     """
 
@@ -363,7 +363,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     orders: tuple[ObservedOrder, ...] = ()
     fills: tuple[ObservedFill, ...] = ()
     memory: Memory = Memory()
-    every_minutes: int = 1
+    cadence: timedelta = timedelta(minutes=1)
     restriction: str | None = None
 
     def position(self, symbol: str) -> ObservedPosition | None:

@@ -28,7 +28,7 @@ from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, MarkAt, Posting, RateOfHour
 from trader.exchange.domain.matching import Execution, totals
 from trader.exchange.domain.orders import CLOSING_SIDE, Cause, OrderSide
-from trader.market.domain.markets import Quote
+from trader.market.domain.markets import PriceRange, Quote
 
 _SMALL: Final = 10
 """A liquidation closes a position below this multiple of the minimum notional in full."""
@@ -246,15 +246,6 @@ def _take_over_if_beyond_rescue(update: AccountUpdate, moment: Moment, symbols: 
 
 
 # --- many ticks at once, when catching up ----------------------------------------------------------------------------
-
-
-class PriceRange(msgspec.Struct, frozen=True):
-    """The extremes that one market reached: lowest and highest mark, lowest best ask, highest best bid."""
-
-    lowest_mark: Decimal
-    highest_mark: Decimal
-    lowest_ask: Decimal
-    highest_bid: Decimal
 
 
 class PriceRanges(msgspec.Struct, frozen=True):

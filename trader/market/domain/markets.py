@@ -235,6 +235,15 @@ def refusal_to_trade(quote: Quote | None, symbol: str, now: datetime) -> str | N
     return None if why is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
 
 
+class PriceRange(msgspec.Struct, frozen=True):
+    """The extremes that one market reached: lowest and highest mark, lowest best ask, highest best bid."""
+
+    lowest_mark: Decimal
+    highest_mark: Decimal
+    lowest_ask: Decimal
+    highest_bid: Decimal
+
+
 class Tick(msgspec.Struct, frozen=True):
     """One update of the markets: the quotes that are new at `at`. Venues push some markets, simulations all."""
 
