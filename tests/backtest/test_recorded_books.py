@@ -19,7 +19,7 @@ from trader.__main__ import main
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import ceil_second, epoch_second, moment_of
 from trader.market.domain.markets import Quote, Tick
-from trader.market.sources.recorded_past import RecordedPast
+from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.recorder import Recorder
 from trader.market.sources.synthetic import SyntheticSource
 
@@ -58,7 +58,7 @@ def some_ticks(draw: st.DrawFn) -> list[Tick]:
 
 
 async def market_of(folder: Path) -> BacktestMarket:
-    source = RecordedPast(folder, SYMBOLS)
+    source = BookRecording(folder, SYMBOLS)
     await source.open()
     return await BacktestMarket.open(source, ())
 

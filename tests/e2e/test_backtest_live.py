@@ -30,7 +30,7 @@ from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.exchange.domain.ledger import Posting
 from trader.market.domain.markets import INTERVALS
-from trader.market.sources.recorded_past import RecordedPast
+from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BaselineState
@@ -118,7 +118,7 @@ class Done(NamedTuple):
 async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
     settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
-    kind = RecordedPast if find_recording(candles) else ReplaySource
+    kind = BookRecording if find_recording(candles) else ReplaySource
     source = kind(candles, MARKETS, start=times[0], end=times[1])
     await source.open()
     market = await BacktestMarket.open(source, ("15m", "1h"))

@@ -24,8 +24,8 @@ from trader.exchange.domain.tick_rules import Moment, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, PriceRange, Quote
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
+from trader.market.sources.book_recording import RecordedSeconds
 from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
-from trader.market.sources.recorded_past import RecordedSeconds
 
 _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""

@@ -19,8 +19,8 @@ from trader.agents.domain.view import VariantLimits
 from trader.core.clock import iso
 from trader.core.errors import MarketDataError, SettingsError, StartError
 from trader.core.variant_id import VariantId
+from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.files import find_files
-from trader.market.sources.recorded_past import RecordedPast
 from trader.market.sources.recorder import find_recording, recorded_symbols
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import preset_rows, replayed_rows
@@ -43,7 +43,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 """The field of `Settings` behind a condition. The environment is ignored, so that the same spec has one result."""
 
 
-BacktestSource = ReplaySource | RecordedPast
+BacktestSource = ReplaySource | BookRecording
 """The markets of a backtest: candles, or a recording of books."""
 
 
@@ -257,7 +257,7 @@ async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tup
 def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
     data, start, end = conditions.recording, settings.replay_start, settings.replay_end
     if find_recording(data):
-        return RecordedPast(data, settings.markets, start=start, end=end)
+        return BookRecording(data, settings.markets, start=start, end=end)
     return ReplaySource(
         data,
         settings.markets,

@@ -1,4 +1,4 @@
-"""Recorded past: a recording of books whose past is known, for backtests, at whole seconds.
+"""Book recording: a recording of books whose past is known, for backtests, at whole seconds.
 
 At each second the market is as the last update up to it left it. A recording with one update a second is exact; of
 several updates within a second, a backtest knows the last.
@@ -66,7 +66,7 @@ class RecordedSeconds:
         return bisect_right(self._at, second) - 1
 
 
-class RecordedPast(RecordedSource):
+class BookRecording(RecordedSource):
     """A recording as a market whose past is known. The market rules in force at the start apply throughout.
 
     `span` has the seconds since 1970 from the first one at which every market has a price, and `recordings` the prices
