@@ -322,6 +322,23 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
 
 
+def test_texts_of_a_decision_are_those_that_a_database_holds(tmp_path: Path) -> None:
+    text = """
+from trader.strategies import ClosePosition
+
+class Buyer:
+    def __init__(self, symbol: str):
+        self.symbol = symbol
+
+    def decide(self, view):
+        return ClosePosition(symbol=self.symbol)
+"""
+    view = build_view({"BTC": [93_000]})
+    assert load(tmp_path, text, symbol="B\x00TC").decide(view) == [ClosePosition(symbol="BTC")]
+    with pytest.raises(StrategyError, match="a ClosePosition with Expected `str` of length >= 1"):
+        load(tmp_path, text, symbol="\x00").decide(view)
+
+
 def test_a_masked_strategy_peeks_at_masked_marks() -> None:
     class Marks:
         def mark(self, symbol: str) -> Decimal:

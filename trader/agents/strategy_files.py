@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
+from trader.agents.domain.conversation import storable
 from trader.agents.domain.strategy import FILLS_MAX, Peek, SeriesValue, Strategy
 from trader.agents.domain.tools import (
     CancelOrder,
@@ -150,12 +151,13 @@ class LoadedStrategy(Strategy):
             raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from error
 
     def _checked(self, decision: Any) -> Decision:
-        """Return the decision with its fields validated, decimals and numpy's scalars as plain numbers."""
+        """Return the decision with its fields validated, decimals and numpy's scalars as plain numbers, and texts as a
+        database holds them."""
         place = self._place("decide")
         if not isinstance(decision, DECISION_TYPES):
             raise StrategyError(f"{place}: decide returned {decision!r:.200}; expected one of {_NAMES}")
         try:
-            return msgspec.convert(_plain_fields(decision), type(decision))
+            return msgspec.convert(storable(_plain_fields(decision)), type(decision))
         except (msgspec.ValidationError, TypeError) as error:
             raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
 
