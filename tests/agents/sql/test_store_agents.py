@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import permutations
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -13,7 +14,7 @@ from support.waiting import until
 
 from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.models import Model
-from trader.agents.domain.observation import LastFill
+from trader.agents.domain.observation import LastFill, latest_first
 from trader.agents.sql.agent_view import (
     HourlyEquity,
     select_equity_curve,
@@ -252,6 +253,18 @@ async def test_trades_and_statistics_cover_only_the_run(traded: Database) -> Non
             None,
             Decimal(0),
         )
+
+
+async def test_trades_of_one_moment_are_in_the_order_of_a_backtest(traded: Database) -> None:
+    async with traded.connection() as conn:
+        await conn.execute("UPDATE orders SET opened_at = $1, closed_at = $1 WHERE status = 'CLOSED'", AT)
+        trades = (await select_run_past(conn, "ada", RUN, 3, [])).record.trades
+        assert [trade.symbol for trade in trades] == ["BTC", "ETH", "SOL"]
+        assert {latest_first(each) for each in permutations(trades)} == {trades}
+        await conn.execute("UPDATE orders SET symbol = 'ETH' WHERE symbol = 'SOL'")
+        trades = (await select_run_past(conn, "ada", RUN, 3, [])).record.trades
+        assert [trade.net_pnl for trade in trades] == [30, -10, 0]
+        assert {latest_first(each) for each in permutations(trades)} == {trades}
 
 
 async def test_last_actions(traded: Database) -> None:

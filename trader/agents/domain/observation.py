@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import takewhile
+from operator import attrgetter
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -100,6 +101,13 @@ def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:
 def observe_trade(trade: Trade) -> ObservedTrade:
     """Return a completed trade as its agent sees it."""
     return msgspec.convert(trade, ObservedTrade, from_attributes=True)
+
+
+def latest_first(trades: Iterable[ObservedTrade]) -> tuple[ObservedTrade, ...]:
+    """Return trades by the time of their close, those of one moment by what the agent sees of them: any number of
+    orders may have closed them, and a backtest gets the trades order by order."""
+    of_one_moment = attrgetter("symbol", "opened_at", "quantity", "net_pnl")
+    return tuple(sorted(sorted(trades, key=of_one_moment), key=attrgetter("closed_at"), reverse=True))
 
 
 def observe_fill(fill: Fill) -> ObservedFill:

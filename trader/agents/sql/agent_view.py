@@ -44,7 +44,8 @@ class RunPast(NamedTuple):
     record: TradingRecord
 
 
-# One statement instead of four: every view runs it, and each statement takes a round trip.
+# One statement instead of four: every view runs it, and each statement takes a round trip. Trades are in the order of
+# `latest_first`.
 SELECT_RUN_PAST = """
 SELECT ARRAY(SELECT hour FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour) AS hours,
        ARRAY(SELECT last FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour) AS equities,
@@ -52,7 +53,7 @@ SELECT ARRAY(SELECT hour FROM portfolio_hourly WHERE account_id = $1 AND run_id 
            SELECT o
            FROM orders o
            WHERE account_id = $1 AND run_id = $2 AND status = 'CLOSED'
-           ORDER BY closed_at DESC, id
+           ORDER BY closed_at DESC, symbol COLLATE "C", opened_at, quantity, net_pnl
            LIMIT $3
        ) AS trades,
        ARRAY(

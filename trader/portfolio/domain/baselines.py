@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from trader.agents.domain.observation import LastFill, TradingRecord, observe_trade
+from trader.agents.domain.observation import LastFill, TradingRecord, latest_first, observe_trade
 from trader.core.money import ONE, ZERO, divide, floor_to
 from trader.core.variant_id import VariantId
 from trader.exchange.domain import rules as rules_of_exchange
@@ -103,13 +103,11 @@ class BaselineState(TradingRecord, frozen=True, kw_only=True):
             fill.symbol: LastFill(closed.get(fill.order_id, fill.side.opens), fill.order_id in closed, fill.at)
             for fill in posting.fills
         }
-        # Order trades closed at the same moment by their ids, as when they are read from their rows.
-        trades = [observe_trade(trade) for trade in sorted(posting.trades, key=lambda trade: trade.id)]
-        nets = [trade.net_pnl for trade in trades]
+        nets = [trade.net_pnl for trade in posting.trades]
         return BaselineState(
             account=posting.account,
-            trades=(*trades, *self.trades)[:TRADES_KEPT],
-            trade_count=self.trade_count + len(trades),
+            trades=latest_first((*map(observe_trade, posting.trades), *self.trades))[:TRADES_KEPT],
+            trade_count=self.trade_count + len(nets),
             wins=self.wins + sum(net > 0 for net in nets),
             losses=self.losses + sum(net < 0 for net in nets),
             won=self.won + sum((net for net in nets if net > 0), ZERO),
