@@ -19,6 +19,7 @@ from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.sql.models import upsert_model
 from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
+from trader.backtest.accounts import DecisionSource
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest, TableJournal
 from trader.backtest.sources import RecordingStrategySource
@@ -196,6 +197,19 @@ class Watcher(Strategy):
         return self.seen
 
 
+class Sparing(Watcher):
+    """Decides only at times at which it lets a backtest show it the view."""
+
+    def may_act(self, peek):
+        return self.acts(peek.now)
+
+    def acts(self, at):
+        return at.minute % 7 in (2, 5)
+
+    def decide(self, view):
+        return super().decide(view) if self.acts(view.at) else ()
+
+
 def plain(value):
     """Numbers without the digits that a database adds or drops."""
     if isinstance(value, Decimal):
@@ -210,69 +224,94 @@ def digest(value):
 '''
 
 
-WATCHED_FROM = BEGIN + timedelta(minutes=40)
-"""An hour's candle closes while the strategy watches."""
+WATCHED_FROM = BEGIN + timedelta(hours=5, minutes=40)
+"""An hour's candle closes while the strategies watch, and the earliest indicators of 4 hours are of a midnight."""
+
+WATCHED_GAPS = (("BTC", -20, 3), ("BTC", 6, 8), ("ETH", 10, 9), ("ETH", 24, 1))
+"""Minutes after `WATCHED_FROM` from which a market has no candles, and for how many minutes."""
 
 
-async def add_watcher(dsn: str, file: Path) -> Model:
+async def add_watchers(dsn: str, file: Path) -> list[Model]:
     database = await Database.connect(dsn, size=1)
-    model = Model(
-        id="watcher", name="Watcher", variant=VariantId.APEX, provider="strategy", router_model_name=f"{file}:Watcher",
-        created_at=BEGIN,
-    )  # fmt: skip
+    models = [
+        Model(
+            id=name, name=name, variant=VariantId.APEX, provider="strategy", router_model_name=f"{file}:{name}",
+            created_at=BEGIN,
+        )
+        for name in ("Watcher", "Sparing")
+    ]  # fmt: skip
     async with database.transaction() as conn:
-        await upsert_model(conn, model)
+        for model in models:
+            await upsert_model(conn, model)
     await database.close()
-    return model
+    return models
 
 
-async def watch(model: Model, data: Path, end: datetime) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Backtest the strategy of a model. Return its state, and its fills."""
+def write_watched_candles(data: Path) -> None:
+    """Write candles, with gaps, of as long as the earliest indicators go back."""
+    for symbol, price in (("BTC", 90_000), ("ETH", 2_200)):
+        file, before = data / f"{symbol}USDT-1m.csv", timedelta(hours=48)
+        write_walk(file, WATCHED_FROM - before, 49 * 60, price=price, seed=price)
+        head, *lines = file.read_text().splitlines()
+        for gap, minute, count in WATCHED_GAPS:
+            if gap == symbol:
+                first = before // timedelta(minutes=1) + minute
+                lines[first : first + count] = [""] * count
+        file.write_text("\n".join([head, *filter(None, lines)]))
+
+
+async def watch(models: list[Model], data: Path, end: datetime) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """Backtest the strategies of models. Return their states, and the fills of all."""
     source = ReplaySource(data, ("BTC", "ETH"), start=WATCHED_FROM, end=end)
     await source.open()
     market = await BacktestMarket.open(source, INTERVALS, 310)
     settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{data}"}, None, demo=True)
-    strategy = load_strategy(model.router_model_name, {})
-    strategy.limits = VARIANTS[model.variant].limits
+    strategies = {model.id: load_strategy(model.router_model_name, {}) for model in models}
+    sources: list[tuple[Model, DecisionSource]] = []
+    for model in models:
+        strategies[model.id].limits = VARIANTS[model.variant].limits
+        sources.append((model, RecordingStrategySource(model, strategies[model.id])))
     tables = TableJournal()
-    run = Backtest.fresh(market, settings, [(model, RecordingStrategySource(model, strategy))], [tables])
+    run = Backtest.fresh(market, settings, sources, [tables])
     for _ in run.run():
         pass
     assert run.failure is None
-    return strategy.save(), list(tables.tables.fills.rows())
+    return {name: strategy.save() for name, strategy in strategies.items()}, list(tables.tables.fills.rows())
 
 
 def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn: str, tmp_path: Path) -> None:
     end = WATCHED_FROM + timedelta(minutes=35)
     file = data.parent / "watcher.py"
     file.write_text(WATCHER)
-    for symbol, price in (("BTC", 90_000), ("ETH", 2_200)):  # long enough for the price of a day ago
-        write_walk(data / f"{symbol}USDT-1m.csv", BEGIN - timedelta(hours=26), 1_740, price=price, seed=price)
+    write_watched_candles(data)
 
-    async def both() -> tuple[Any, Any]:
-        model = await add_watcher(dsn, file)
+    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
+        models = await add_watchers(dsn, file)
         environ = {"MARKETS": "BTC,ETH", "REPLAY_THINKING": "off"}
         await replay(tmp_path / "service", dsn, data, iso(WATCHED_FROM), iso(end), **environ)
         conn = await asyncpg.connect(dsn)
         try:
-            live = orjson.loads(await conn.fetchval("SELECT state FROM strategy_states WHERE model_id = 'watcher'"))
+            states = {row["model_id"]: orjson.loads(row["state"]) for row in await conn.fetch("TABLE strategy_states")}
         finally:
             await conn.close()
-        seen, fills = await watch(model, data, end)
-        assert [(float(price), float(quantity)) for _, price, quantity, _ in await fills_of(dsn)] == [
+        seen, fills = await watch(models, data, end)
+        assert sorted((float(price), float(quantity)) for _, price, quantity, _ in await fills_of(dsn)) == sorted(
             (price, quantity) for *_, quantity, price, _, _, _ in fills
-        ]
+        )
         assert {cause for *_, cause in fills} >= {"limit", "order"}
-        return live["state"], seen["state"]
+        return states, seen
 
-    live, seen = asyncio.run(both())
-    assert len(live) > 30
-    assert live.keys() == seen.keys()
-    differing = {
-        field: [at for at in live if live[at].get(field) != seen[at].get(field)]
-        for field in sorted({field for each in (*live.values(), *seen.values()) for field in each})
-    }
-    assert {field: times[:3] for field, times in differing.items() if times} == {}
+    states, own = asyncio.run(both())
+    for name, count in (("Watcher", 30), ("Sparing", 9)):
+        live, seen = states[name]["state"], own[name]["state"]
+        assert len(live) > count
+        assert live.keys() == seen.keys()
+        differing = {
+            field: [at for at in live if live[at].get(field) != seen[at].get(field)]
+            for field in sorted({field for each in (*live.values(), *seen.values()) for field in each})
+        }
+        assert {field: times[:3] for field, times in differing.items() if times} == {}, name
+    live = states["Watcher"]["state"]
     changing = {field for field in live[max(live)] if len({live[at][field] for at in live}) > 1}
     assert changing >= {
         "positions",

@@ -71,7 +71,7 @@ class ServiceEnvironment:
         await self._observer.wait_for_price(self.now())
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
-        return await self._observer.indicators(symbol, interval)
+        return await self._observer.indicators(symbol, interval, self.now())
 
     def order_book(self, symbol: str) -> Book | None:
         return self._exchange.order_book(self._account_id, symbol, self.now())

@@ -161,30 +161,31 @@ class Observer:
         inputs = CallInputs.of(number, limits, self._exchange.rules, self._latency, context)
         return CallRecorder(inputs, self._market)
 
-    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+    async def indicators(self, symbol: str, interval: Interval, now: datetime) -> tuple[list[Candle], Indicators]:
         """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
-        candles, (computed,) = await self._indicators_of(symbol, interval, 1)
+        candles, (computed,) = await self._indicators_of(symbol, interval, 1, now)
         return candles, computed
 
     async def _indicators_of(
-        self, symbol: str, interval: Interval, count: int
+        self, symbol: str, interval: Interval, count: int, now: datetime
     ) -> tuple[list[Candle], tuple[Indicators, ...]]:
         """Return the latest closed candles, ascending, and the indicators at the end of the last `count` intervals.
 
         Concurrent calls compute them once.
         """
         async with self._computing[symbol, interval]:
-            return await self._compute_indicators(symbol, interval, count)
+            return await self._compute_indicators(symbol, interval, count, now)
 
     async def _compute_indicators(
-        self, symbol: str, interval: Interval, count: int
+        self, symbol: str, interval: Interval, count: int, now: datetime
     ) -> tuple[list[Candle], tuple[Indicators, ...]]:
-        candles = await self._candles(symbol, interval, HISTORY_CANDLES + count - 1)
-        span, session_span = INTERVALS[interval], INTERVALS[SESSION_INTERVAL]
-        earlier = -((1 - count) * span // session_span)
-        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES + earlier)
+        candles = await self._candles_to_last(symbol, interval, HISTORY_CANDLES + count - 1, now)
         if not candles:
             return [], (Indicators(),) * count
+        span, session_span = INTERVALS[interval], INTERVALS[SESSION_INTERVAL]
+        earliest = now if count == 1 else candles[-1].open_time + (2 - count) * span
+        earlier = (floor_time(now, session_span) - floor_time(earliest, session_span)) // session_span
+        session = await self._candles_to_last(symbol, SESSION_INTERVAL, HISTORY_CANDLES + earlier, now)
         newest = (candles[-1].open_time, session[-1].open_time if session else None)
         known = self._indicators.get((symbol, interval))
         computed = known[1] if known is not None and known[0] == newest else ()
@@ -200,6 +201,18 @@ class Observer:
             await asyncio.sleep(0)  # one set takes a millisecond, and the first model of a cycle needs many
         self._indicators[symbol, interval] = newest, computed
         return candles[-HISTORY_CANDLES:], computed[-count:]
+
+    async def _candles_to_last(self, symbol: str, interval: Interval, count: int, now: datetime) -> list[Candle]:
+        """Return the closed candles of the `count` intervals up to the last candle, ascending, so that a gap after it
+        changes nothing; none if it is longer than `HISTORY_CANDLES`."""
+        candles = await self._candles(symbol, interval, count)
+        if not candles:
+            return []
+        span = INTERVALS[interval]
+        missing = (floor_time(now, span) - candles[-1].open_time) // span - 1
+        if missing >= HISTORY_CANDLES:
+            return []
+        return candles if missing <= 0 else await self._candles(symbol, interval, count + missing)
 
     async def _candles(self, symbol: str, interval: Interval, count: int) -> list[Candle]:
         try:
@@ -248,9 +261,9 @@ class Observer:
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, tuple[Indicators, ...]] = {}
         for interval in shown.intervals:
-            closed, computed[interval] = await self._indicators_of(symbol, interval, shown.series)
+            closed, computed[interval] = await self._indicators_of(symbol, interval, shown.series, now)
             if shown.candles > HISTORY_CANDLES:
-                closed = await self._candles(symbol, interval, shown.candles)
+                closed = await self._candles_to_last(symbol, interval, shown.candles, now)
             candles[interval] = tuple(closed[-shown.candles :])
         session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
         opened = None

@@ -194,6 +194,9 @@ class BacktestAccount(FollowedAccount):
 
         self._stats: tuple[RunHistory, ObservedStats] | None = None
         self._complete_hours: list[EquityPoint] = []
+        self._hours_read = 0
+        self._last_hour_read: list[HourlyValue] = []
+        """How many hours were recorded when the history was last read, and the last of them, which may go on."""
 
     def resume(self, hours: list[HourlyValue], seen: datetime) -> None:
         """Go on with an account that has these hours and has seen every tick until a time."""
@@ -239,12 +242,16 @@ class BacktestAccount(FollowedAccount):
             DecisionOutcome(at, TOOL_NAMES[type(decision)], canonical_symbol(decision.symbol), status, rule, reason)
         )
 
+    def history(self, now: datetime) -> RunHistory:
+        self._hours_read, self._last_hour_read = len(self.hours), self.hours[-1:]
+        return super().history(now)
+
     def stats(self, now: datetime) -> ObservedStats:
         """Return the statistics as of the history last read, with risk-adjusted figures."""
         history = self.history(now)
         if self._stats is None or self._stats[0] is not history:
-            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : -1])
-            series = [*self._complete_hours, *hourly_points(self.hours[-1:])]
+            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : max(0, self._hours_read - 1)])
+            series = [*self._complete_hours, *hourly_points(self._last_hour_read)]
             self._stats = history, with_risk_figures(history.stats, self.account.run.initial_capital, series)
         return self._stats[1]
 

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
-from trader.agents.domain.observation import opened_at
+from trader.agents.domain.observation import RunHistory, opened_at
 from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
 from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.execute import execute_change, resting_order
@@ -374,6 +374,11 @@ class AccountSession:
         engine, second = self._engine, min(epoch_second(self._now), self._engine.last)
         return MarketPeek(engine.market, self.followed, second, self._now)
 
+    def read_history(self) -> RunHistory:
+        """Return the history of the account, read now unless it has been since the last booking in this hour."""
+        self._engine.take_snapshots(self.followed, epoch_second(self._now))
+        return self.followed.history(self._now)
+
     def look(self) -> View:
         """Return the view of the account's agent."""
         followed, market, now = self.followed, self._engine.market, self._now
@@ -422,23 +427,19 @@ class AccountSession:
 
     def context(self, viewed_at: datetime | None = None) -> RiskContext:
         """Return the account's current risk context for the guard."""
-        engine, followed, second = self._engine, self.followed, epoch_second(self._now)
-        engine.take_snapshots(followed, second)
-        history = followed.history(self._now)
+        engine, followed, history = self._engine, self.followed, self.read_history()
         return history.risk_context(
             followed.account,
             followed.equity.lowest_on(history.hour.date()),
             self._now,
             marks=self.marks(),
-            quoted_at=engine.market.quoted_at(second),
+            quoted_at=engine.market.quoted_at(epoch_second(self._now)),
             leverage_max=engine.leverage_max,
             viewed_at=viewed_at,
         )
 
     async def risk_context(self) -> RiskContext:
         context = self.context(self.viewed_at)
-        if self.followed.source.is_asking:
-            self.followed.stats(self._now)  # a service computes them from the history that it has just read
         if self.followed.source.records_inputs:
             number, latency = self.record.call.number, self._engine.latency
             self._inputs = CallInputs.of(number, self.limits, self.rules, latency, context)

@@ -212,7 +212,7 @@ class _Series:
         kept = (HISTORY_CANDLES - 1) * span
         self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
         self._of_short_windows: dict[int, Indicators] = {}
-        self._shown: dict[int, tuple[tuple[int, int], RecordedCandles]] = {}
+        self._shown: dict[tuple[int, int], tuple[tuple[int, int], RecordedCandles]] = {}
 
     @cached_property
     def _columns(self) -> Column:
@@ -259,15 +259,24 @@ class _Series:
         first, stop = self._places(now, HISTORY_CANDLES)
         return self._candles[first:stop]
 
-    def shown(self, now: datetime, count: int) -> RecordedCandles:
-        """Return the closed candles of the last `count` intervals with their columns, made once until one closes."""
-        first, stop = places = self._places(now, count)
-        known = self._shown.get(count)
+    def shown(self, now: datetime, count: int, series: int) -> RecordedCandles:
+        """Return the last `count` closed candles with their columns, made once until one closes.
+
+        They are those of as many intervals up to the last candle, or of the intervals that a service reads for the
+        indicators at the last `series` candles, so that a short gap does not leave fewer.
+        """
+        last, stop = self.last(now), self.count(now)
+        first = stop
+        if last is not None:
+            spans = count if count > HISTORY_CANDLES else HISTORY_CANDLES + series - 1
+            first = max(self._places(self._opened[last] + self._span, spans)[0], stop - count)
+        places, key = (first, stop), (count, series)
+        known = self._shown.get(key)
         if known is None or known[0] != places:
             candles = RecordedCandles(self._candles[first:stop])
             candles.columns = self._columns[:, first:stop].copy()  # a slice would lead to what follows
             candles.columns.flags.writeable = False
-            known = self._shown[count] = places, candles
+            known = self._shown[key] = places, candles
         return known[1]
 
     def count(self, now: datetime) -> int:
@@ -326,9 +335,12 @@ class BacktestMarket:
         start, end = moment_of(source.span.start), moment_of(source.span.stop)
         await source.prepare_paths(start)
         candles = {}
+        longest = max((INTERVALS[interval] for interval in intervals), default=timedelta(0))
         for interval in {*intervals, SESSION_INTERVAL} if intervals else ():
-            # Indicators at earlier candles are computed from still earlier ones.
+            # Indicators at earlier candles are computed from still earlier ones, and their VWAPs from the session's.
             since = _earlier(start, max(history, HISTORY_CANDLES) + SERIES_SHOWN, INTERVALS[interval])
+            if interval == SESSION_INTERVAL:
+                since = _earlier(since, SERIES_SHOWN, longest)
             for symbol in source.markets:
                 candles[symbol, interval] = await source.candles(symbol, interval, since, end)
         return cls(source, candles)
@@ -417,7 +429,8 @@ class BacktestMarket:
                 funding_history=known_funding(partial(self.known_funding_rate, symbol), now),
                 open_interest=None,
                 candles={
-                    interval: self._series[symbol, interval].shown(now, shown.candles) for interval in shown.intervals
+                    interval: self._series[symbol, interval].shown(now, shown.candles, shown.series)
+                    for interval in shown.intervals
                 },
                 indicators={interval: values[-1] for interval, values in computed.items()},
                 indicator_history=computed,
@@ -452,18 +465,21 @@ class BacktestMarket:
         return known[1][-count:]
 
     def _compute_history(self, symbol: str, interval: Interval, now: datetime, count: int) -> tuple[Indicators, ...]:
-        latest, closed = self._compute(symbol, interval, now), self.closed_candles(symbol, interval, now)
+        latest = self._compute(symbol, interval, now, is_latest=True)
+        closed = self.closed_candles(symbol, interval, now)
         if not closed:
             return (latest,) * count
         ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(count - 1)]
         return (*(self._compute(symbol, interval, end) for end in reversed(ends)), latest)
 
-    def _compute(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
+    def _compute(self, symbol: str, interval: Interval, now: datetime, *, is_latest: bool = False) -> Indicators:
+        """Return the indicators at a time; `is_latest`: at the last candles before it, also within a gap."""
         series, session = self._series[symbol, interval], self._series[symbol, SESSION_INTERVAL]
         last, day = series.last(now), session.last(now)
         if last is None:
             return Indicators()
-        if series.is_current(last, now) and day is not None and session.is_current(day, now):
-            return msgspec.structs.replace(series.indicators(last), **vwap_fields(session.vwaps[day]))
+        if is_latest or (series.is_current(last, now) and day is not None and session.is_current(day, now)):
+            vwap = None if day is None else session.vwaps[day]
+            return msgspec.structs.replace(series.indicators(last), **vwap_fields(vwap))
         # Within a gap, the kept candles begin later.
         return indicators(series.closed(now), session.closed(now))

@@ -246,6 +246,7 @@ class RecordingStrategySource(DecisionSource):
         followed = session.followed
         followed.decisions += 1
         session.remember = self._remembered
+        session.read_history()  # as a service does for each view, also where `may_act` spares the strategy the view
         decisions = self.decide(session.peek, session.look)
         if not decisions:
             self._cycles.appendleft(PastCycle(session.now(), None, ()))
