@@ -191,6 +191,7 @@ def test_a_full_disk_ends_the_run_names_the_line_and_leaves_complete_files(
     ("options", "code", "words"),
     [
         (("--cadence", "7x"), 2, "--cadence is '7x'"),
+        (("--cadence", "10s"), 2, "--cadence is 10s, below a minute: only on a recording of books"),
         (("--taker-fee", "much"), 2, "--taker-fee"),
         (("--funding", "2"), 2, "--funding is '2'"),
         (("--funding", "nan"), 2, "--funding is 'nan'"),

@@ -18,8 +18,9 @@ from support.books import make_quote
 from trader.__main__ import main
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import ceil_second, epoch_second, moment_of
-from trader.market.domain.markets import Quote, Tick
-from trader.market.sources.book_recording import BookRecording
+from trader.market.domain.markets import PriceRange, Quote, Tick
+from trader.market.sources.book_recording import BookRecording, RecordedSeconds
+from trader.market.sources.files import Minutes
 from trader.market.sources.recorder import Recorder
 from trader.market.sources.synthetic import SyntheticSource
 
@@ -94,6 +95,16 @@ def test_each_second_has_the_last_update_up_to_it_and_no_later_one(ticks: list[T
             )  # fmt: skip
             assert reached.lowest_ask == min(quote.ask for quote in within)
             assert reached.highest_bid == max(quote.bid for quote in within)
+
+
+def test_of_two_updates_in_one_second_only_the_last_counts() -> None:
+    """As of two files whose updates meet in the second of the full hour."""
+    first, last = (make_quote("BTC", [(price, 1)], [(price + 1, 1)], at=BEGIN) for price in (900, 1_000))
+    prices = RecordedSeconds(Minutes(), lambda _: last)
+    prices.add(1, first)
+    prices.add(2, first)
+    prices.add(2, last)
+    assert prices.extremes(2, 3) == PriceRange(last.mark, last.mark, last.ask, last.bid)
 
 
 FAST = """
