@@ -99,12 +99,11 @@ def test_each_second_has_the_last_update_up_to_it_and_no_later_one(ticks: list[T
 
 def test_of_two_updates_in_one_second_only_the_last_counts() -> None:
     """As of two files whose updates meet in the second of the full hour."""
-    first, last = (make_quote("BTC", [(price, 1)], [(price + 1, 1)], at=BEGIN) for price in (900, 1_000))
-    prices = RecordedSeconds(Minutes(), lambda _: last)
-    prices.add(1, first)
-    prices.add(2, first)
-    prices.add(2, last)
-    assert prices.extremes(2, 3) == PriceRange(last.mark, last.mark, last.ask, last.bid)
+    low, usual = (make_quote("BTC", [(price, 1)], [(price + 1, 1)], at=BEGIN) for price in (900, 1_000))
+    prices = RecordedSeconds(Minutes(), lambda _: usual)
+    for second, quote in ((1, usual), (2, low), (2, usual)):
+        prices.add(second, quote)
+    assert prices.extremes(1, 3) == PriceRange(usual.mark, usual.mark, usual.ask, usual.bid)
 
 
 FAST = """
