@@ -227,7 +227,7 @@ def digest(value):
 WATCHED_FROM = BEGIN + timedelta(hours=5, minutes=40)
 """An hour's candle closes while the strategies watch, and the earliest indicators of 4 hours are of a midnight."""
 
-WATCHED_GAPS = (("BTC", -20, 3), ("BTC", 6, 8), ("ETH", 10, 9), ("ETH", 24, 1))
+WATCHED_GAPS = (("BTC", -9, 9), ("BTC", 6, 8), ("ETH", 10, 9), ("ETH", 24, 1))
 """Minutes after `WATCHED_FROM` from which a market has no candles, and for how many minutes."""
 
 

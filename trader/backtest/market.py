@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -293,6 +294,13 @@ def _earlier(at: datetime, count: int, span: timedelta) -> datetime:
     return at - min(count, (at - EPOCH) // span) * span
 
 
+def _gap_before(at: datetime, candles: Sequence[Candle], span: timedelta) -> timedelta:
+    """Return how long no candle had closed at a time when one would; zero if none of them had closed at all."""
+    end = floor_time(at, span)
+    closed = bisect_left(candles, end, key=attrgetter("open_time"))
+    return end - candles[closed - 1].open_time - span if closed else timedelta(0)
+
+
 class BacktestMarket:
     """The markets of a source with a known past. Seconds count from 1970 and lie within `span`."""
 
@@ -342,7 +350,10 @@ class BacktestMarket:
             if interval == SESSION_INTERVAL:
                 since = _earlier(since, SERIES_SHOWN, longest)
             for symbol in source.markets:
-                candles[symbol, interval] = await source.candles(symbol, interval, since, end)
+                read = await source.candles(symbol, interval, since, end)
+                if gap := _gap_before(start, read, INTERVALS[interval]):
+                    read = await source.candles(symbol, interval, since - gap, end)
+                candles[symbol, interval] = read
         return cls(source, candles)
 
     def prepare_indicators(self) -> None:
