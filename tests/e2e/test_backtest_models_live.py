@@ -5,7 +5,7 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
@@ -260,8 +260,16 @@ def write_watched_candles(data: Path) -> None:
         file.write_text("\n".join([head, *filter(None, lines)]))
 
 
-async def watch(models: list[Model], data: Path, end: datetime) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
-    """Backtest the strategies of models. Return their states, and the fills of all."""
+class Watched(NamedTuple):
+    """The states of strategies, the fills of all of them, and the invocation, number and name of each step."""
+
+    states: dict[str, Any]
+    fills: list[tuple[Any, ...]]
+    steps: set[tuple[Any, ...]]
+
+
+async def watch(models: list[Model], data: Path, end: datetime) -> Watched:
+    """Backtest the strategies of models."""
     source = ReplaySource(data, ("BTC", "ETH"), start=WATCHED_FROM, end=end)
     await source.open()
     market = await BacktestMarket.open(source, INTERVALS, 310)
@@ -273,10 +281,23 @@ async def watch(models: list[Model], data: Path, end: datetime) -> tuple[dict[st
         sources.append((model, RecordingStrategySource(model, strategies[model.id])))
     tables = TableJournal()
     run = Backtest.fresh(market, settings, sources, [tables])
+    for followed in run.accounts:
+        followed.finished = []
     for _ in run.run():
         pass
     assert run.failure is None
-    return {name: strategy.save() for name, strategy in strategies.items()}, list(tables.tables.fills.rows())
+    steps = [step for followed in run.accounts for record in followed.finished or () for step in record.steps]
+    return Watched(
+        {name: strategy.save() for name, strategy in strategies.items()},
+        list(tables.tables.fills.rows()),
+        {(step.invocation_id, step.number, step.model) for step in steps},
+    )
+
+
+STEPS_OF_CALLS = """
+SELECT invocation_id, number, model FROM invocation_steps
+WHERE invocation_id IN (SELECT invocation_id FROM tool_calls WHERE type <> 'HOLDING')
+"""
 
 
 def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn: str, tmp_path: Path) -> None:
@@ -292,9 +313,11 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
         conn = await asyncpg.connect(dsn)
         try:
             states = {row["model_id"]: orjson.loads(row["state"]) for row in await conn.fetch("TABLE strategy_states")}
+            steps = {tuple(row) for row in await conn.fetch(STEPS_OF_CALLS)}
         finally:
             await conn.close()
-        seen, fills = await watch(models, data, end)
+        seen, fills, own_steps = await watch(models, data, end)
+        assert own_steps == steps
         assert sorted((float(price), float(quantity)) for _, price, quantity, _ in await fills_of(dsn)) == sorted(
             (price, quantity) for *_, quantity, price, _, _, _ in fills
         )

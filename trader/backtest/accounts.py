@@ -111,20 +111,20 @@ class DecisionOutcome(NamedTuple):
 class DecisionCycle:
     """The decisions of an account at one time, while they are executed, with the record that a service would have.
 
-    The record contains neither the view nor the inputs of calls.
+    The record contains neither the view nor the inputs of calls. `answered_by` is the name of what decided.
     """
 
-    def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
+    def __init__(self, model: Model, answered_by: str, started_at: datetime, decisions: Sequence[Decision]) -> None:
         self.record = InvocationRecord(model, started_at)
         self.started_at = started_at
+        self._answered_by = answered_by
         self._holding = [decision for decision in decisions if isinstance(decision, Holding)]
         self._add_step([decision for decision in decisions if not isinstance(decision, Holding)], started_at)
 
     def _add_step(self, decisions: Sequence[Decision], at: datetime) -> None:
         calls = tuple(request_of(number, decision) for number, decision in enumerate(decisions, 1))
-        model = self.record.model
-        answer = ModelAnswer(text=None, calls=calls, message={}, model=model.router_model_name)
-        self.record.add_step(model.provider, answer, at)
+        answer = ModelAnswer(text=None, calls=calls, message={}, model=self._answered_by)
+        self.record.add_step(self.record.model.provider, answer, at)
 
     def add(self, number: int, decision: Decision, outcome: Outcome, at: datetime) -> None:
         """Record a finished call."""

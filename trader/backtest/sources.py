@@ -251,7 +251,7 @@ class RecordingStrategySource(DecisionSource):
         if not decisions:
             self._cycles.appendleft(PastCycle(session.now(), None, ()))
             return
-        invocation = followed.invocation = DecisionCycle(self._model, session.now(), decisions)
+        invocation = followed.invocation = DecisionCycle(self._model, self.answered_by, session.now(), decisions)
         session.record = invocation.record
         for number, decision in enumerate(decisions, 1):
             await session.execute(number, decision)
@@ -334,7 +334,9 @@ class ReplayedDecisions(DecisionSource):
         followed.decisions += 1
         self.recorded.append(recorded)
         decisions = [call.decision for step in recorded.steps for call in step.calls]
-        invocation = followed.invocation = DecisionCycle(self._model, recorded.started_at, decisions)
+        invocation = followed.invocation = DecisionCycle(
+            self._model, self._model.router_model_name, recorded.started_at, decisions
+        )
         session.record = invocation.record
         for step in recorded.steps:
             session.advance_to(step.at)
