@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from support.scripted import START
-from support.trading_floor import Floor, calling, hang, hold, open_floor, opening
+from support.trading_floor import Floor, ScriptedProvider, calling, hang, hold, open_floor, opening
 from support.waiting import until
 
 from trader.agents.domain.invocation_digest import ChainRecord, record_digest
@@ -254,6 +254,20 @@ async def test_an_order_that_no_call_placed_is_found(chain: Database) -> None:
             str(await _last_of_ada(conn)),
         )
     assert {kind for kind, _ in await _found(chain)} == {"removed", "inserted"}
+
+
+async def test_orders_with_and_without_an_id_of_a_strategy_are_those_of_its_calls(database: Database) -> None:
+    provider = ScriptedProvider("strategy")
+    order = {"symbol": "BTC", "side": "buy", "quantity": 0.01, "leverage": 2, "exitPlan": {"stop": 90_000}}
+    provider.scripts["own"] = [
+        calling(*(("placeOrder", order | {"clientOrderId": chosen}) for chosen in (None, "mine", "mine"))), hold("in")
+    ]  # fmt: skip
+    async with open_floor(database, also=[provider]) as floor:
+        await floor.add("own", provider="strategy")
+        await floor.cycle()
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 2
+    assert await _found(database) == []
 
 
 async def _last_of_ada(conn: Connection) -> UUID:

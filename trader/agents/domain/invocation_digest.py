@@ -88,7 +88,8 @@ def placed_under(calls: Iterable[ToolCall]) -> Iterator[str]:
     books leaves its id to a later one.
     """
     for call in calls:
-        chosen = [decision["clientOrderId"] for decision in call.metadata["decisions"] if "clientOrderId" in decision]
+        decisions = call.metadata["decisions"]
+        chosen = [each["clientOrderId"] for each in decisions if each.get("clientOrderId") is not None]
         if not chosen:
             yield client_order_id(call.invocation_id, call.number)
         elif order_ids([call]):
