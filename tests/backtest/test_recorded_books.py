@@ -51,9 +51,11 @@ def some_ticks(draw: st.DrawFn) -> list[Tick]:
         names = draw(st.sampled_from([("BTC",), ("ETH",), SYMBOLS])) if 0 < quarter < 4 * LAST_S else SYMBOLS
         quotes = {}
         for symbol in names:
-            bid = draw(prices)
-            quotes[symbol] = make_quote(symbol, [(bid, 1)], [(bid + draw(st.integers(1, 50)), 2)], at=at,
-                                        mark=Decimal(draw(prices)))  # fmt: skip
+            bid, mark = (
+                draw(prices),
+                Decimal(draw(prices)).quantize(draw(st.sampled_from([Decimal(1), Decimal("1.0")]))),
+            )
+            quotes[symbol] = make_quote(symbol, [(bid, 1)], [(bid + draw(st.integers(1, 50)), 2)], at=at, mark=mark)
         ticks.append(Tick(at, quotes))
     return ticks
 
@@ -84,7 +86,7 @@ def test_each_second_has_the_last_update_up_to_it_and_no_later_one(ticks: list[T
             for symbol, own in updates.items():
                 last = [quote for quote in own if quote.at <= moment_of(second)][-1]
                 assert shown(market.quote(symbol, second)) == shown(last)
-                assert market.mark(symbol, second) == last.mark
+                assert str(market.mark(symbol, second)) == str(last.mark), "the same digits"
         start = data.draw(st.integers(first, first + LAST_S))
         stop = data.draw(st.integers(start, first + LAST_S))
         assert not market.ticking(first + LAST_S + 1)
@@ -176,6 +178,29 @@ def test_a_backtest_begins_once_every_market_has_a_price(
     assert orjson.loads((tmp_path / "run" / "result.json").read_bytes())["from"] == "2025-06-02T23:00:15.000Z"
     assert backtest(late_books, tmp_path / "early", "--to", "2025-06-02T23:00:10Z") == 1
     assert "has no prices of ETH from" in capsys.readouterr().err
+
+
+CANCELS = """
+from trader.strategies import CancelOrder, PlaceOrder, PlannedExit
+
+class Cancels:
+    def decide(self, view):
+        if view.at.second == 10:
+            return PlaceOrder(symbol="BTC", side="buy", quantity=0.01, type="limit", limit_price=50_000,
+                              exit_plan=PlannedExit(stop=40_000))
+        return [CancelOrder(symbol="BTC", order_id=str(order.id)) for order in view.orders if view.at.second == 20]
+"""
+
+
+def test_an_order_is_canceled_when_the_strategy_says_so_though_no_update_came_in_that_second(tmp_path: Path) -> None:
+    silent = range(25, 31)  # seconds after the beginning; the order is canceled in the last one
+    record(tmp_path / "books", [SOURCE.tick(epoch_second(BEGIN) + n) for n in range(60) if n not in silent])
+    (tmp_path / "cancels.py").write_text(CANCELS)
+    recorded = Recorded(tmp_path / "books", f"{tmp_path / 'cancels.py'}:Cancels")
+    assert backtest(recorded, tmp_path / "run", "--cadence", "10s") == 0
+    rows = [orjson.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_bytes().splitlines()]
+    closed = [row["row"] for row in rows if row["table"] == "limit_orders" and row["row"]["status"] == "CANCELLED"]
+    assert [row["closed_at"] for row in closed] == ["2025-06-02T23:00:20Z"]
 
 
 @pytest.mark.parametrize(

@@ -505,10 +505,9 @@ class AccountSession:
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.followed.account, symbol, order_id)
         if resting is not None:
-            market, second = self._engine.market, min(epoch_second(self._now), self._engine.last)
-            posting = rules_of_exchange.cancel(
-                self.followed.account, resting.id, moment_of(market.last_tick(second) or second)
-            )
+            seen = moment_of(self._engine.market.last_tick(epoch_second(self._now)) or 0)
+            at = self._now if untimely(seen, self._now) is None else seen
+            posting = rules_of_exchange.cancel(self.followed.account, resting.id, at)
             assert posting is not None, "the order rests"
             self.post(posting)
             self._note_answer(symbol)

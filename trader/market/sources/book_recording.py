@@ -31,8 +31,8 @@ class RecordedSeconds:
         self._marks: list[Decimal] = []
         self._bids: list[Decimal] = []
         self._asks: list[Decimal] = []
-        self._known: dict[Decimal, Decimal] = {}
-        """Every price by itself: they recur, and one object takes the space of 13 references."""
+        self._known: dict[str, Decimal] = {}
+        """Every price by its digits: prices recur, and one object takes the space of 13 references."""
 
     def add(self, second: int, quote: Quote) -> None:
         """Add an update, in order of time. It replaces an earlier one of the same second."""
@@ -41,7 +41,7 @@ class RecordedSeconds:
                 column.pop()
         self._at.append(second)
         for column, price in ((self._marks, quote.mark), (self._bids, quote.bid), (self._asks, quote.ask)):
-            column.append(self._known.setdefault(price, price))
+            column.append(self._known.setdefault(str(price), price))
 
     def last_tick(self, second: int) -> int:
         return self._at[self._place(second)]
