@@ -9,6 +9,7 @@ from trader.agents.domain.tools import (
     Decision,
     Holding,
     PlaceOrder,
+    PlacePair,
     PlannedExit,
     UpdateExitPlan,
 )
@@ -29,6 +30,6 @@ from trader.market.domain.markets import Candle, Interval
 __all__ = [
     "CancelOrder", "Candle", "Cause", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition",
     "Holding", "Indicators", "Interval", "ObservedAccount", "ObservedFill", "ObservedMarket", "ObservedOrder",
-    "ObservedPosition", "OrderType", "Peek", "PlaceOrder", "PlannedExit", "SeriesValue", "Side", "Strategy",
-    "UpdateExitPlan", "VariantId", "VariantLimits", "View", "build_view",
+    "ObservedPosition", "OrderType", "Peek", "PlaceOrder", "PlacePair", "PlannedExit", "SeriesValue", "Side",
+    "Strategy", "UpdateExitPlan", "VariantId", "VariantLimits", "View", "build_view",
 ]  # fmt: skip

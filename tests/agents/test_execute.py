@@ -1,6 +1,7 @@
 """The decision kernel: each path from a decision to its outcome, under the pure rules of the exchange."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -9,7 +10,7 @@ from uuid import UUID
 import pytest
 from support.scripted import make_settings, make_tick
 
-from trader.agents.domain.guard import Approved, RiskContext
+from trader.agents.domain.guard import Approved, RiskContext, orders_of_call
 from trader.agents.domain.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
 from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
@@ -41,11 +42,11 @@ def environment(account: Account | None = None, *, quoted_at: datetime = NOW) ->
         last_trades={},
     )
 
-    def order(approved: Approved) -> Order:
-        return approved.order("a", UUID(int=1), 1)
+    def orders(approved: Sequence[Approved]) -> list[Order]:
+        return orders_of_call(approved, "a", UUID(int=1), 1)
 
     rules = rules_of(make_settings(), {"BTC": MARKETS["BTC"]})
-    return RulesEnvironment(context, VariantLimits(leverage_max=5), Moment(NOW, quotes, marks), rules, rate, order)
+    return RulesEnvironment(context, VariantLimits(leverage_max=5), Moment(NOW, quotes, marks), rules, rate, orders)
 
 
 def rate(_symbol: str, _hour: datetime) -> Decimal:

@@ -38,8 +38,9 @@ class Journal:
         if tick is None:
             return
         account_id = posting.account.id
-        if posting.answer is not None and posting.answer.client_order_id is not None:
-            self.seen[account_id, posting.answer.client_order_id] = tick.at
+        for answer in posting.answers:
+            if answer.client_order_id is not None:
+                self.seen[account_id, answer.client_order_id] = tick.at
         for change in posting.resting:
             if change.status == "CANCELLED":
                 self.seen[account_id, str(change.order.id)] = tick.at

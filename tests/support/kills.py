@@ -5,6 +5,7 @@ decided on it. The rows of both must be the same.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -205,7 +206,7 @@ async def settle(
 class PlacedAtOnce(PaperExchange):
     """A paper exchange for orders that meet the book at a known time; its triggers wait for the latency."""
 
-    async def _wait_for_book(self, symbol: str) -> None:
+    async def _wait_for_books(self, symbols: Sequence[str]) -> None:
         return None
 
 

@@ -53,8 +53,8 @@ class PaperBench:
         )
         posting = exchange.place(self.account, order, self.moment, self.rules, self.rate)
         self._apply(posting)
-        assert posting.answer is not None
-        return posting.answer
+        (answer,) = posting.answers
+        return answer
 
     def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Posting | None:
         """Apply the next update, with the quotes redated to it."""

@@ -71,8 +71,7 @@ class SideBySide:
     def place(self, order: Order, moment: Moment) -> OrderAnswer:
         posting = exchange.place(self.account, order, moment, self.rules, self.rate)
         expected = self.model.place(order, moment, self.rate)
-        answer = posting.answer
-        assert answer is not None
+        (answer,) = posting.answers
         assert answer.id not in self.ids
         self.ids.add(answer.id)
         if answer.status is OrderStatus.RESTING:
@@ -86,12 +85,12 @@ class SideBySide:
     def refuse(self, order: Order, at: datetime) -> None:
         """Reject an order as the service does, with an answer and no other effect."""
         posting = exchange.refuse(self.account, order, "halted", at)
-        assert posting.answer is not None
-        assert posting.answer.status is OrderStatus.REJECTED
+        (answer,) = posting.answers
+        assert answer.status is OrderStatus.REJECTED
         assert replace(posting.account, sequence=0, last_order_at=None) == replace(
             self.account, sequence=0, last_order_at=None
         )
-        self.ids.add(posting.answer.id)
+        self.ids.add(answer.id)
         self.rows.append(posting)
         self.account = posting.account
 

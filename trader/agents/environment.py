@@ -1,6 +1,6 @@
 """The environment of an invocation in a service: the market feed, the exchange, and the inputs of its calls."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -111,7 +111,7 @@ class ServiceEnvironment:
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         self._inputs = None  # an unanswered call has none
         refusal = await self._exchange.set_exit_plan(self._account_id, symbol, plan)
-        self._inputs = self._call.answered(symbol, self.now())
+        self._inputs = self._call.answered([symbol], self.now())
         return refusal
 
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
@@ -119,14 +119,15 @@ class ServiceEnvironment:
         if resting is not None:
             self._inputs = None
             answer = await self._exchange.cancel_order(self._account_id, order_id)
-            self._inputs = self._call.answered(symbol, self.now())
+            self._inputs = self._call.answered([symbol], self.now())
             if answer.status is not OrderStatus.CANCELLED:
                 return f"The order {order_id} is {answer.status.value}."
         return refusal
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
         self._inputs = None
         await self._record.before_order()
-        answer = await self._exchange.place_order(self._record.order(approved))
-        self._inputs = self._call.answered(approved.symbol, answer.at)
-        return answer
+        orders, exchange = self._record.orders(approved), self._exchange
+        answers = [await exchange.place_order(*orders)] if len(orders) == 1 else await exchange.place_pair(*orders)
+        self._inputs = self._call.answered([each.symbol for each in approved], answers[-1].at)
+        return answers

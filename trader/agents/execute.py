@@ -6,7 +6,7 @@ The service, a backtest, the baselines, a reproduction and a trial decision are 
 never waits, `run_at_once` runs it without an event loop.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -37,6 +37,7 @@ from trader.agents.domain.tools import (
     HaltTrading,
     Holding,
     Note,
+    PlacePair,
 )
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
@@ -79,10 +80,10 @@ class Environment(Protocol):
         """Cancel a resting order. Return None, or why there is nothing to cancel."""
         ...
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
-        """Place an order and return its answer; a refusal is an answer with status `rejected`.
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
+        """Place an order, or a pair, and return the answers; a refusal is an answer with status `rejected`.
 
-        :raises InvalidInput: no account could place this order
+        :raises InvalidInput: no account could place this order, or no pair is atomic here
         :raises OrderUndecided: the outcome at the venue is not known yet
         """
         ...
@@ -134,8 +135,8 @@ class InvocationEnvironment(Environment, Protocol):
 class RulesEnvironment:
     """The pure rules of the exchange, applied to one account at one moment; nothing in it ever waits.
 
-    `order` creates the order of an approved decision. `posting` has the changes of the last executed decision, refused
-    orders included; None: nothing changed.
+    `orders` creates the orders of an approved decision. `posting` has the changes of the last executed decision,
+    refused orders included; None: nothing changed.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RulesEnvironment:
         moment: Moment,
         rules: ExchangeRules,
         rate_of_hour: RateOfHour,
-        order: Callable[[Approved], Order],
+        orders: Callable[[Sequence[Approved]], list[Order]],
     ) -> None:
         self._context = context
         self.account = context.account
@@ -153,7 +154,7 @@ class RulesEnvironment:
         self.moment = moment
         self._rules = rules
         self._rate_of_hour = rate_of_hour
-        self._order = order
+        self._orders = orders
         self.posting: Posting | None = None
 
     @property
@@ -179,15 +180,14 @@ class RulesEnvironment:
             self.posting = exchange.cancel(self.account, resting.id, self.moment.at)
         return refusal
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
-        order, moment = self._order(approved), self.moment
-        refusal = self.refusal_of_price(order.symbol)
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
+        orders, moment = self._orders(approved), self.moment
+        refusal = next(filter(None, (self.refusal_of_price(order.symbol) for order in orders)), None)
         if refusal is None:
-            self.posting = exchange.place(self.account, order, moment, self._rules, self._rate_of_hour)
+            self.posting = exchange.place_together(self.account, orders, moment, self._rules, self._rate_of_hour)
         else:
-            self.posting = exchange.refuse(self.account, order, refusal, moment.at)
-        assert self.posting.answer is not None, "the posting of an order contains its answer"
-        return self.posting.answer
+            self.posting = exchange.refuse_together(self.account, orders, refusal, moment.at)
+        return self.posting.answers
 
 
 async def execute(decision: Decision, environment: InvocationEnvironment) -> Outcome:
@@ -208,9 +208,10 @@ async def execute(decision: Decision, environment: InvocationEnvironment) -> Out
 
 async def execute_change(decision: Change, environment: Environment) -> Outcome:
     """Pass a decision that changes the books through the guard to the exchange, and return its outcome."""
+    for each in decision.orders if isinstance(decision, PlacePair) else (decision,):
+        if canonical_symbol(each.symbol) not in environment.markets:
+            return _no_market(each.symbol, environment)
     symbol = canonical_symbol(decision.symbol)
-    if symbol not in environment.markets:
-        return _no_market(decision.symbol, environment)
     verdict = judge(decision, symbol, await environment.risk_context(), environment.limits)
     try:
         match verdict:
@@ -221,8 +222,9 @@ async def execute_change(decision: Change, environment: Environment) -> Outcome:
                 return plan_outcome(verdict, refusal)
             case CancelOrder():
                 return cancel_outcome(verdict, await environment.cancel_order(symbol, verdict.order_id))
-            case Approved():
-                return order_outcome(await environment.place_order(verdict))
+            case Approved() | list():
+                orders = [verdict] if isinstance(verdict, Approved) else verdict
+                return order_outcome(await environment.place_orders(orders))
     except (Conflict, InvalidInput, OrderUndecided) as error:
         return failed(str(error))
 

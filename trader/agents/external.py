@@ -330,7 +330,7 @@ class ExternalAgents:
         order = order_of(decision, canonical_symbol(decision.symbol)).order(model.id, UUID(int=0), 0)
         if answer.contents_digest != order.contents_digest():
             raise _other_contents(decision)
-        status, result = order_outcome(answer)
+        status, result = order_outcome([answer])
         return {"result": status, **result, **self._account(model)}
 
     def _account(self, model: Model) -> dict[str, Any]:

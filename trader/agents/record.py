@@ -1,5 +1,6 @@
 """Record of an invocation: collects its steps and calls, and writes them as rows."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, storable
 from trader.agents.domain.entrants import Entrant
-from trader.agents.domain.guard import Approved
+from trader.agents.domain.guard import Approved, orders_of_call
 from trader.agents.domain.invocation_digest import ChainRecord, record_digest, shown_digest
 from trader.agents.domain.invocations import (
     Invocation,
@@ -23,7 +24,7 @@ from trader.agents.domain.invocations import (
     tool_call_id,
 )
 from trader.agents.domain.memory import note_of
-from trader.agents.domain.messages import decision_json
+from trader.agents.domain.messages import decisions_json, results_json
 from trader.agents.domain.models import Model, TokenPrice
 from trader.agents.domain.tools import Decision, PlaceOrder, call_type, raw_of
 from trader.agents.domain.view import View
@@ -83,10 +84,12 @@ class StartedCall(msgspec.Struct, frozen=True):
     decision: Decision
     at: datetime
 
-    def client_order_id(self, invocation_id: UUID) -> str:
-        """Return the client order id of the call's order, which the agent may have chosen."""
-        chosen = self.decision.client_order_id if isinstance(self.decision, PlaceOrder) else None
-        return chosen or client_order_id(invocation_id, self.number)
+    def client_order_ids(self, invocation_id: UUID) -> list[str]:
+        """Return the client order ids of the call's orders, of which the agent may have chosen a single one."""
+        if isinstance(self.decision, PlaceOrder) and self.decision.client_order_id is not None:
+            return [self.decision.client_order_id]
+        count = len(decisions_json(self.decision))
+        return [client_order_id(invocation_id, self.number, place) for place in range(1, count + 1)]
 
 
 class InvocationRecord:
@@ -148,9 +151,9 @@ class InvocationRecord:
         """Begin the record. Return False if the record already exists."""
         return True
 
-    def order(self, approved: Approved) -> Order:
-        """Return the order of the current call."""
-        return approved.order(self.model.id, self.id, self.call.number)
+    def orders(self, approved: Sequence[Approved]) -> list[Order]:
+        """Return the orders of the current call."""
+        return orders_of_call(approved, self.model.id, self.id, self.call.number)
 
     async def before_order(self) -> None:
         """Save everything so far, and remember that the current call sends an order."""
@@ -250,8 +253,8 @@ class InvocationRecord:
         """Add a finished tool call, and return its record."""
         metadata = {
             "raw": raw_of(request),
-            "decisions": [] if decision is None else [decision_json(decision)],
-            "results": [result],
+            "decisions": [] if decision is None else decisions_json(decision),
+            "results": results_json(result),
         }
         call = ToolCall(
             id=tool_call_id(self.id, number),

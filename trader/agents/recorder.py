@@ -1,7 +1,7 @@
 """Recorders: write the record of an invocation to its rows, and keep the inputs of its calls for reproduction."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -17,14 +17,14 @@ from trader.agents.domain.invocations import (
     ToolCall,
     tool_call_id,
 )
-from trader.agents.domain.messages import order_outcome
+from trader.agents.domain.messages import order_outcome, results_json
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS, Change, decode
 from trader.agents.entrants import Entrants
 from trader.agents.payloads import PayloadPacker
 from trader.agents.record import AlreadyClosed, InvocationRecord, StartedCall
 from trader.agents.sql.external import OpenView, insert_decision, update_pending_order, update_view_inputs
-from trader.agents.sql.invocations import UnrecordedOrder, insert_invocation, insert_payload, select_invocation
+from trader.agents.sql.invocations import UnrecordedCall, insert_invocation, insert_payload, select_invocation
 from trader.agents.sql.models import select_strategy_state, upsert_strategy_state
 from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus
@@ -156,9 +156,10 @@ class InvocationRecorder(InvocationRecord):
 
     async def _settle_pending(self, conn: Connection, pending: StartedCall) -> None:
         """Record the ledger's outcome of an order that was pending when the invocation was interrupted."""
-        answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id(self.id))
+        ids = pending.client_order_ids(self.id)
+        answers = [await select_answer_of_client(conn, self.model.id, each) for each in ids]
         self._pending = None
-        status, result = order_outcome(answer)
+        status, result = order_outcome([*filter(None, answers)])
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
 
     async def _save_payload(self) -> None:
@@ -191,24 +192,25 @@ class CallRecorder:
         """Return the inputs of a call that the guard refused before it reached an order book."""
         return self._inputs
 
-    def answered(self, symbol: str, at: datetime) -> CallInputs:
+    def answered(self, symbols: Collection[str], at: datetime) -> CallInputs:
         """Return the inputs of a call that reached the exchange and was answered at `at`."""
         latest = self._market.recent()
         first = next((n for n, tick in enumerate(latest, 1) if tick is self._last_update), 0)
-        return self._inputs.answered(symbol, at, self._quotes, latest[first:], self._market.funding_rate)
+        return self._inputs.answered(symbols, at, self._quotes, latest[first:], self._market.funding_rate)
 
 
-def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
-    """Reconstruct the call that placed an order as far as possible; the model's arguments are lost."""
-    status, result = order_outcome(order.answer)
+def recovered_call(invocation_id: UUID, call: UnrecordedCall) -> ToolCall:
+    """Reconstruct a call from its orders as far as possible; the model's arguments are lost."""
+    status, result = order_outcome(call.answers)
+    results = [{**each, "recovered": True} for each in results_json(result)]
     return ToolCall(
-        id=tool_call_id(invocation_id, order.number),
+        id=tool_call_id(invocation_id, call.number),
         invocation_id=invocation_id,
-        number=order.number,
-        type="CREATE_POSITION" if order.opened else "CLOSE_POSITION",
+        number=call.number,
+        type="CREATE_POSITION" if call.opened else "CLOSE_POSITION",
         status=status,
-        metadata={"raw": None, "decisions": [], "results": [{**result, "recovered": True}]},
-        created_at=order.at,
+        metadata={"raw": None, "decisions": [], "results": results},
+        created_at=call.at,
     )
 
 

@@ -11,9 +11,9 @@ import msgspec
 
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.conversation import ToolRequest
-from trader.agents.domain.guard import Approved, GuardRefusal, judge
+from trader.agents.domain.guard import Approved, GuardRefusal, judge, orders_of_call
 from trader.agents.domain.invocations import Invocation, ToolCall
-from trader.agents.domain.messages import EXCHANGE, Outcome, decision_json
+from trader.agents.domain.messages import EXCHANGE, Outcome, decisions_json, results_json
 from trader.agents.domain.tools import ARGUMENTS_MAX, RECORDED_TOOLS, TOOLS, BadCall, Change, decode
 from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
 from trader.agents.payloads import unpacked
@@ -86,7 +86,7 @@ async def reproduce_invocation(database: Database, invocation_id: UUID) -> Invoc
 async def _compare(
     conn: Connection, invocation: Invocation, call: ToolCall, inputs: CallInputs | None, *, is_live: bool
 ) -> CallFinding:
-    raw, result = call.metadata["raw"], call.metadata["results"][0]
+    raw, (result, *_) = call.metadata["raw"], call.metadata["results"]
     if raw is None:
         return CallFinding(None, "the process died before the call was recorded; its order was found in the books")
     if len(raw["arguments"]) >= ARGUMENTS_MAX:
@@ -96,24 +96,24 @@ async def _compare(
     if isinstance(decision, BadCall):
         same = result == {"error": decision.error}
         return CallFinding(same, "it cannot be decoded, as recorded" if same else f"now: {decision.error}")
-    if call.metadata["decisions"] != [decision_json(decision)]:
-        return CallFinding(False, f"it is now decoded as {decision_json(decision)}")
+    if call.metadata["decisions"] != decisions_json(decision):
+        return CallFinding(False, f"it is now decoded as {decisions_json(decision)}")
     if not isinstance(decision, Change):
         return CallFinding(True, "it changes nothing in the books")
-    return await _compare_change(conn, invocation, (call.status, result), decision, inputs, is_live=is_live)
+    return await _compare_change(conn, invocation, call, decision, inputs, is_live=is_live)
 
 
 async def _compare_change(
     conn: Connection,
     invocation: Invocation,
-    recorded: Outcome,
+    call: ToolCall,
     decision: Change,
     inputs: CallInputs | None,
     *,
     is_live: bool,
 ) -> CallFinding:
     """Compare a call that may change the books with the guard's verdict and, on paper, also with the books."""
-    status, result = recorded
+    status, (result, *_) = call.status, call.metadata["results"]
     if status == "rejected" and is_of_halt(result.get("reason")):
         return CallFinding(True, f"rejected: {result['reason']}")
     if inputs is None and status == "failed" and not is_live:
@@ -123,7 +123,7 @@ async def _compare_change(
     symbol = canonical_symbol(decision.symbol)
     if not is_live or isinstance(judge(decision, symbol, inputs.context, inputs.limits), GuardRefusal):
         reproduced = list(_reproduce(inputs, decision, invocation))
-        return await _compare_books(conn, invocation, recorded, reproduced)
+        return await _compare_books(conn, invocation, call, reproduced)
     if status == "rejected" and result.get("rule", EXCHANGE) != EXCHANGE:
         return CallFinding(False, f"recorded: {result}; now the guard approves it")
     return CallFinding(None, "the guard approves it, as recorded; its execution at the venue cannot be reproduced")
@@ -155,8 +155,8 @@ class _RecordedMoment(RulesEnvironment):
         rates: dict[tuple[str, datetime], Decimal],
         invocation: Invocation,
     ) -> None:
-        order = partial(Approved.order, account_id=account.id, invocation_id=invocation.id, number=inputs.number)
-        super().__init__(inputs.context, inputs.limits, moment, inputs.rules, lambda *key: rates[key], order)
+        orders = partial(orders_of_call, account_id=account.id, invocation_id=invocation.id, number=inputs.number)
+        super().__init__(inputs.context, inputs.limits, moment, inputs.rules, lambda *key: rates[key], orders)
         self.account = account
         self._first_book_at = inputs.context.now + timedelta(milliseconds=inputs.latency_ms)
         self._has_latency = inputs.latency_ms > 0
@@ -164,12 +164,13 @@ class _RecordedMoment(RulesEnvironment):
     def refusal_of_price(self, symbol: str) -> None:
         """Accept every recorded price: the time at which its age was judged is not recorded."""
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
-        """Place an order. Raise `MarketUnavailable` if no order book came after the latency."""
-        quote = self.moment.quotes.get(approved.symbol)
-        if quote is None or (self._has_latency and quote.at < self._first_book_at):
-            raise MarketUnavailable(f"no book of {approved.symbol} came after the latency")
-        return await super().place_order(approved)
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
+        """Place an order or a pair. Raise `MarketUnavailable` if a market had no order book after the latency."""
+        for each in approved:
+            quote = self.moment.quotes.get(each.symbol)
+            if quote is None or (self._has_latency and quote.at < self._first_book_at):
+                raise MarketUnavailable(f"no book of {each.symbol} came after the latency")
+        return await super().place_orders(approved)
 
 
 def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
@@ -191,25 +192,27 @@ def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> 
 
 
 async def _compare_books(
-    conn: Connection, invocation: Invocation, recorded: Outcome, reproduced: Sequence[Reproduced]
+    conn: Connection, invocation: Invocation, call: ToolCall, reproduced: Sequence[Reproduced]
 ) -> CallFinding:
-    """Compare a call with its record, and the rows of its order with the books."""
-    status, result = recorded
+    """Compare a call with its record, and the rows of its orders with the books."""
+    status, results = recorded = call.status, call.metadata["results"]
+    result = results[0]
     if not reproduced:
         had_none = status == "rejected" and result.get("filledQuantity") == "0"
         return CallFinding(had_none, f"it met no order book; recorded: {result.get('reason')}")
-    outcome, posting = next((each for each in reproduced if each.outcome == recorded), reproduced[0])
+    made = [((each.outcome[0], results_json(each.outcome[1])), each.posting) for each in reproduced]
+    outcome, posting = next((each for each in made if each[0] == recorded), made[0])
     if outcome != recorded:
-        return CallFinding(False, f"recorded: {status} {result}; now: {outcome[0]} {outcome[1]}")
-    if posting is None or posting.answer is None:  # an exit plan has no separate row, and may have been replaced
+        return CallFinding(False, f"recorded: {status} {results}; now: {outcome[0]} {outcome[1]}")
+    if posting is None or not posting.answers:  # an exit plan has no separate row, and may have been replaced
         return CallFinding(True, f"refused: {result.get('reason')}" if posting is None else "the exit plan is set")
-    answer = await select_answer(conn, invocation.model_id, posting.answer.id)
+    answers = [await select_answer(conn, invocation.model_id, answer.id) for answer in posting.answers]
     fills = await select_fills(conn, invocation.model_id, [fill.sequence for fill in posting.fills])
-    if (answer, fills) != (posting.answer, list(posting.fills)):
-        now = _json([posting.answer, posting.fills])
-        return CallFinding(False, f"the books hold {_json([answer, fills])}; now: {now}")
-    if posting.answer.reason is not None and not fills:
-        return CallFinding(True, f"rejected: {posting.answer.reason}")
+    if (answers, fills) != (list(posting.answers), list(posting.fills)):
+        now = _json([posting.answers, posting.fills])
+        return CallFinding(False, f"the books hold {_json([answers, fills])}; now: {now}")
+    if posting.answers[0].reason is not None and not fills:
+        return CallFinding(True, f"rejected: {posting.answers[0].reason}")
     return CallFinding(True, f"{len(fills)} fills, to the last digit")
 
 

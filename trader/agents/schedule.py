@@ -32,7 +32,7 @@ from trader.agents.slots import Batch, QueuedModel, SlotName, Slots, slot_name
 from trader.agents.sql.invocations import (
     insert_tool_call,
     select_failing,
-    select_unrecorded_orders,
+    select_unrecorded_calls,
     update_interrupted,
 )
 from trader.agents.sql.models import upsert_model
@@ -144,15 +144,15 @@ class InvocationScheduler:
         """Close the invocations of a process that died, and add its unrecorded calls from the orders they placed."""
         async with self._database.transaction() as conn:
             for invocation_id, model_id in await update_interrupted(conn, INTERRUPTED, now):
-                orders = await select_unrecorded_orders(conn, invocation_id, model_id)
-                for order in orders:
-                    await insert_tool_call(conn, recovered_call(invocation_id, order))
+                calls = await select_unrecorded_calls(conn, invocation_id, model_id)
+                for call in calls:
+                    await insert_tool_call(conn, recovered_call(invocation_id, call))
                 await append_interrupted(conn, invocation_id)
                 _log.warning(
                     "%s: invocation %s was interrupted by the end of its process; %d calls recovered from their orders",
                     model_id,
                     invocation_id,
-                    len(orders),
+                    len(calls),
                 )
 
     async def _create_rule_models(self, now: datetime) -> None:

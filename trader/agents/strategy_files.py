@@ -30,6 +30,7 @@ from trader.agents.domain.tools import (
     Decision,
     Holding,
     PlaceOrder,
+    PlacePair,
     UpdateExitPlan,
 )
 from trader.agents.domain.view import ObservedFill, Shown, View
@@ -47,7 +48,7 @@ _ONE_VALUE: Final = (
     "as 10..50:10"
 )
 
-DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, CancelOrder, Holding)
+DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, PlacePair, CancelOrder, Holding)
 _NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
 
 T = TypeVar("T")

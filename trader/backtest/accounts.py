@@ -85,13 +85,13 @@ class Idle(DecisionSource):
 
 
 class Waiting:
-    """A wait for the first tick at or after `due` in the market `symbol` (None: in any market).
+    """A wait until every market of `missing` has had a tick at or after `due`; without one, for the first tick.
 
     After the wait, `ended_at` is the time of its end; if no book came, `refusal` says why.
     """
 
-    def __init__(self, symbol: str | None, due: datetime) -> None:
-        self.symbol = symbol
+    def __init__(self, symbols: Sequence[str], due: datetime) -> None:
+        self.missing = symbols
         self.due = due
         self.ended_at = due
         self.refusal: str | None = None
@@ -257,13 +257,12 @@ class BacktestAccount(FollowedAccount):
 
 
 def _note_orders(orders: dict[UUID, OrderAnswer], posting: Posting) -> None:
-    """Add the order that a posting answers, and bring the resting orders that it changes up to date."""
-    placed = posting.answer
-    if placed is not None:
-        orders[placed.id] = placed
+    """Add the orders that a posting answers, and bring the resting orders that it changes up to date."""
+    placed = {answer.id: answer for answer in posting.answers}
+    orders |= placed
     for change in posting.resting:
         order_id = change.order.id
-        if placed is not None and order_id == placed.id:
+        if order_id in placed:
             continue
         fills = [fill for fill in posting.fills if fill.request_id == order_id]
         rows, answer = {fill.order_id for fill in fills}, orders[order_id]

@@ -52,7 +52,7 @@ class BaselineSource(DecisionSource):
         decisions = [each for each in self._agent.decide(session.look()) or () if isinstance(each, Change)]
         if not decisions:
             return
-        await session.wait_for_book(None)
+        await session.wait_for_books([])
         for decision in decisions:
             parts = session.context(), session.limits, session.moment, session.rules, session.funding_rate
             _, change = execute_of_rule_agent(decision, *parts)

@@ -39,7 +39,7 @@ from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
 from trader.exchange.domain.account import Account, AppliedTick
-from trader.exchange.domain.ledger import ExchangeRules, Posting
+from trader.exchange.domain.ledger import ExchangeRules, Posting, merge
 from trader.exchange.protocol import rules_of
 from trader.exchange.sql.accounts import (
     DatabaseIdentity,
@@ -208,7 +208,7 @@ class BulkJournal:
         if requests:
             columns = tuple(requests[0])
             await self._copy("order_requests", columns, (tuple(row[name] for name in columns) for row in requests))
-        merged = [_merge(each) for each in postings.values()]
+        merged = [replace(merge(each), answers=()) for each in postings.values()]
         if len(await write_postings(self._conn, merged, self._term)) < len(merged):
             raise StartError("An account was traded meanwhile; nothing of its past is written.")
 
@@ -287,24 +287,8 @@ def _hours(snapshots: Iterable[Snapshot]) -> Iterator[_Hour]:
 
 def _request_rows(postings: Iterable[Posting]) -> Iterator[LedgerRow]:
     for posting in postings:
-        if posting.answer is not None:
-            yield request_row(posting, posting.answer) | {"answer": _json(posting.answer)}
-
-
-def _merge(postings: Sequence[Posting]) -> Posting:
-    """Merge successive changes of one account into a single one, without the answers to its orders."""
-    last = postings[-1]
-    return replace(
-        last,
-        sequence_before=postings[0].sequence_before,
-        positions=tuple(last.account.positions.values()),
-        resting=tuple({change.order.id: change for posting in postings for change in posting.resting}.values()),
-        answer=None,
-        **{
-            name: [entry for posting in postings for entry in getattr(posting, name)]
-            for name in ("fills", "trades", "funding", "insurance")
-        },
-    )
+        for answer in posting.answers:
+            yield request_row(posting, answer) | {"answer": _json(answer)}
 
 
 def _json(value: Any) -> str:

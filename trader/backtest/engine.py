@@ -242,10 +242,13 @@ class Engine:
         waiting = followed.waiting
         if waiting is None or moment.at < waiting.due:
             return
-        if waiting.symbol is None or (moment.at - waiting.due <= LATE and waiting.symbol in moment.updated):
+        is_late = moment.at - waiting.due > LATE
+        if not is_late:
+            waiting.missing = [symbol for symbol in waiting.missing if symbol not in moment.updated]
+        if not waiting.missing:
             self._end_wait(followed, waiting, moment.at, None)
-        elif moment.at - waiting.due > LATE:
-            self._end_wait(followed, waiting, moment.at, f"No price of {waiting.symbol} came in time")
+        elif is_late:
+            self._end_wait(followed, waiting, moment.at, f"No price of {waiting.missing[0]} came in time")
         elif second == self.last:
             self._end_wait(followed, waiting, moment.at, self.ended)
 
@@ -350,10 +353,10 @@ class AccountSession:
     async def wait_for_price(self) -> None:
         """Return immediately: every period of a backtest begins with a price."""
 
-    async def wait_for_book(self, symbol: str | None) -> str | None:
-        """Wait for the first tick of a market (None: of any) after the latency. Return None, or why no tick comes."""
+    async def wait_for_books(self, symbols: Sequence[str]) -> str | None:
+        """Wait for a tick of each market (none: of any) after the latency. Return None, or why no tick comes."""
         followed, engine = self.followed, self._engine
-        waiting = followed.waiting = Waiting(symbol, self._now + engine.latency)
+        waiting = followed.waiting = Waiting(symbols, self._now + engine.latency)
         if followed.running is None:
             engine.advance_to_book(followed)
         else:
@@ -449,7 +452,7 @@ class AccountSession:
         inputs, self._inputs = self._inputs, None
         return inputs
 
-    def _note_answer(self, symbol: str) -> None:
+    def _note_answer(self, *symbols: str) -> None:
         """Add the market since the decision to the inputs of the call, which has been answered now."""
         if self._inputs is None:
             return
@@ -457,7 +460,7 @@ class AccountSession:
         moments = map(market.moment, range(first + 1, min(last, self._engine.last) + 1))
         ticks = (Tick(each.at, {name: each.quotes[name] for name in each.updated}) for each in moments if each.updated)
         quotes = self._engine.prices(first)[0]
-        self._inputs = self._inputs.answered(symbol, self._now, quotes, ticks, self.funding_rate)
+        self._inputs = self._inputs.answered(symbols, self._now, quotes, ticks, self.funding_rate)
 
     # --- exchange -----------------------------------------------------------------------------------------------------
 
@@ -513,32 +516,33 @@ class AccountSession:
             self._note_answer(symbol)
         return refusal
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
-        """Place an order immediately, or on the first book after its latency.
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
+        """Place an order or a pair immediately, or on the first books after the latency.
 
         :raises Conflict: the strategy gave the client order id of another order
         """
-        engine = self._engine
-        order = validate_order(self.record.order(approved), self.markets)
-        earlier = self.followed.answers.get(approved.client_order_id or "")
+        engine, chosen = self._engine, approved[0].client_order_id
+        orders = [validate_order(order, self.markets) for order in self.record.orders(approved)]
+        symbols = [order.symbol for order in orders]
+        earlier = self.followed.answers.get(chosen or "")
         if earlier is not None:
-            return same_contents(order, earlier)
-        refusal = self._refusal_to_wait(order.symbol)
+            return [same_contents(orders[0], earlier)]
+        refusal = next(filter(None, map(self._refusal_to_wait, symbols)), None)
         if refusal is None and engine.latency:
-            refusal = await self.wait_for_book(order.symbol)
+            refusal = await self.wait_for_books(symbols)
         account, moment = self.followed.account, self.moment
-        if self.followed.halt is not None and may_open(account, order):
+        if self.followed.halt is not None and may_open(account, *orders):
             refusal = refusal_to_open([self.followed.halt], account.id)
         if refusal is None:
-            posting = rules_of_exchange.place(account, order, moment, engine.rules, engine.market.funding_rate)
+            rate = engine.market.funding_rate
+            posting = rules_of_exchange.place_together(account, orders, moment, engine.rules, rate)
         else:
-            posting = rules_of_exchange.refuse(account, order, refusal, moment.at)
+            posting = rules_of_exchange.refuse_together(account, orders, refusal, moment.at)
         self.post(posting)
-        self._note_answer(order.symbol)
-        assert posting.answer is not None, "the posting of an order contains its answer"
-        if approved.client_order_id is not None:
-            self.followed.answers[approved.client_order_id] = posting.answer
-        return posting.answer
+        self._note_answer(*symbols)
+        if chosen is not None:
+            self.followed.answers[chosen] = posting.answers[0]
+        return posting.answers
 
     def _refusal_to_wait(self, symbol: str) -> str | None:
         """Return why no book can come for an order (or, without latency, why there is none now); else None."""

@@ -123,11 +123,10 @@ class MaskedSession:
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         return self._hidden(await self._session.cancel_order(self._inverse.names[symbol], order_id))
 
-    async def place_order(self, approved: Approved) -> OrderAnswer:
-        validate_order(
-            self._session.record.order(approved), self.markets
-        )  # so that its words are about the masked market
-        return self._answer(await self._session.place_order(self._inverse.apply(approved)))
+    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
+        for order in self._session.record.orders(approved):
+            validate_order(order, self.markets)  # so that its words are about the masked market
+        return list(map(self._answer, await self._session.place_orders(self._inverse.apply(approved))))
 
     def _answer(self, answer: OrderAnswer) -> OrderAnswer:
         return replace(self._mask.apply(answer), reason=self._hidden(answer.reason))

@@ -62,8 +62,7 @@ class Tally:
         self.trades = 0
 
     def add(self, posting: Posting) -> None:
-        if posting.answer is not None:
-            self.orders[posting.answer.status] += 1
+        self.orders.update(answer.status for answer in posting.answers)
         makers = sum(fill.maker for fill in posting.fills)
         self.maker_fills += makers
         self.taker_fills += len(posting.fills) - makers

@@ -1,7 +1,7 @@
 """Order checks, idempotency and current answers, shared by the paper and live exchanges."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -25,20 +25,23 @@ class IdempotentOrders:
         self._accounts = accounts
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
-    async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
-        """Return the first answer for the order's client order id; if there is none, place the order.
+    async def once(
+        self, orders: Sequence[Order], place: Callable[[Sequence[Order]], Awaitable[Sequence[OrderAnswer]]]
+    ) -> Sequence[OrderAnswer]:
+        """Return the first answer for the order's client order id; if there is none, place the order. A pair likewise.
 
         :raises Conflict: the first order with this client order id had different contents
         """
+        order = orders[0]
         if order.client_order_id is None:
-            return await place(order)
+            return await place(orders)
         key = (order.account_id, order.client_order_id)
         while (earlier := self._placing.get(key)) is not None:
             await asyncio.wait([earlier])
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._placing[key] = finished
         try:
-            return await self._first_answer(order) or await place(order)
+            return [*filter(None, [await self._first_answer(each) for each in orders])] or await place(orders)
         finally:
             # A change continues after its caller is canceled: a retry waits for it and gets its answer.
             left = asyncio.gather(*self._accounts.under_way(order.account_id), return_exceptions=True)

@@ -5,7 +5,7 @@ The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from uuid import uuid4
@@ -21,6 +21,7 @@ from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import may_open
 from trader.exchange.domain.ledger import Posting, unopened_account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
+from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.halts import Halts
 from trader.exchange.idempotent_orders import (
     IdempotentOrders,
@@ -117,10 +118,15 @@ class PaperExchange(ExchangeBase):
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
         :raises Unavailable: the database did not confirm the order; retry with the same client order id
         """
-        with self._accounts.service_level.order():
-            self._refuse_unless_trading()
-            order = validate_order(order, self.markets)
-            return await self._orders.once(order, self._place)
+        (answer,) = await self._place_once(order)
+        return answer
+
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+        """Place two market orders of an account in one transaction, as `place_order` does one.
+
+        With latency, they meet the first books of which both markets have one at or after it.
+        """
+        return await self._place_once(first, second)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order and return its current answer, which no longer changes once the order is not resting.
@@ -189,49 +195,57 @@ class PaperExchange(ExchangeBase):
         self._refuse_unless_trading()
         return await self._accounts.remove(account_id, self._ticks.between_ticks)
 
-    # --- one order ----------------------------------------------------------------------------------------------------
+    # --- one order, or a pair -----------------------------------------------------------------------------------------
 
-    async def _place(self, order: Order) -> OrderAnswer:
-        refusal = await self._wait_for_book(order.symbol)
+    async def _place_once(self, *orders: Order) -> Sequence[OrderAnswer]:
+        with self._accounts.service_level.order():
+            self._refuse_unless_trading()
+            return await self._orders.once([validate_order(order, self.markets) for order in orders], self._place)
+
+    async def _place(self, orders: Sequence[Order]) -> Sequence[OrderAnswer]:
+        account_id, symbols = orders[0].account_id, [order.symbol for order in orders]
+        refusal = await self._wait_for_books(symbols)
+
+        def refusal_of_book(symbol: str, moment: Moment) -> str | None:
+            if symbol not in moment.quotes:
+                return f"there is no price for {symbol} yet"
+            # The book was checked before the account was free and the last tick applied: check its age again.
+            return self.refusal_of_price(symbol, self._clock.now())
 
         def decide(account: Account) -> Posting:
-            halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
+            halted = self._halts.refusal_to_open(account.id) if may_open(account, *orders) else None
             moment = self._ticks.moment()
-            missing = None if order.symbol in moment.quotes else f"there is no price for {order.symbol} yet"
-            # The book was checked before the account was free and the last tick applied: check its age again.
-            aged = self.refusal_of_price(order.symbol, self._clock.now())
-            if (reason := halted or refusal or self._refusal_in_gap() or missing or aged) is not None:
-                return rules_of_exchange.refuse(account, order, reason, moment.at)
-            return rules_of_exchange.place(account, order, moment, self._rules, self._market.funding_rate)
+            unmet = next(filter(None, (refusal_of_book(symbol, moment) for symbol in symbols)), None)
+            if (reason := halted or refusal or self._refusal_in_gap() or unmet) is not None:
+                return rules_of_exchange.refuse_together(account, orders, reason, moment.at)
+            return rules_of_exchange.place_together(account, orders, moment, self._rules, self._market.funding_rate)
 
-        if order.account_id not in self.accounts:  # the account opens with its first accepted order
+        if account_id not in self.accounts:  # the account opens with its first accepted order
             self._refuse_unless_trading()  # the term may have ended while the order waited for its book
-            first = self._accounts.preview(self._unopened(order.account_id), decide)
+            first = self._accounts.preview(self._unopened(account_id), decide)
             assert first is not None
-            assert first.answer is not None
-            if first.answer.status is OrderStatus.REJECTED:
+            if first.answers[0].status is OrderStatus.REJECTED:
                 # Nothing is stored, so no sequence number can make its ID unique.
-                return msgspec.structs.replace(first.answer, id=uuid4())
-            await self._open_within_limit(order.account_id)
-        posting = await self._decide(order.account_id, decide)
+                return [msgspec.structs.replace(answer, id=uuid4()) for answer in first.answers]
+            await self._open_within_limit(account_id)
+        posting = await self._decide(account_id, decide)
         if posting is None:
-            raise Unavailable(f"The account {order.account_id} was just removed by an operator; try again.", 1)
-        assert posting.answer is not None
-        return posting.answer
+            raise Unavailable(f"The account {account_id} was just removed by an operator; try again.", 1)
+        return posting.answers
 
     async def _decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Change an account between two ticks."""
         return await self._accounts.change(account_id, decide, self._ticks.between_ticks)
 
-    async def _wait_for_book(self, symbol: str) -> str | None:
-        """Wait for the first book at or after now + latency. Return why there is none to trade on, or None.
+    async def _wait_for_books(self, symbols: Sequence[str]) -> str | None:
+        """Wait until each market has a book at or after now + latency. Return why one has none to trade on, or None.
 
         Without latency, an order meets the current book.
         """
+        due = self._clock.now() + timedelta(milliseconds=self._settings.latency_ms)
         try:
-            if self._settings.latency_ms:
-                latency = timedelta(milliseconds=self._settings.latency_ms)
-                await self._market.quote_after(symbol, self._clock.now() + latency)
+            for symbol in symbols if self._settings.latency_ms else ():
+                await self._market.quote_after(symbol, due)
         except MarketUnavailable as error:
             return str(error)
         return None

@@ -5,7 +5,7 @@ process trades. Only the composition root knows which one it created. All start 
 `ExchangeBase` has the reads that they share.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Protocol
@@ -150,6 +150,16 @@ class Exchange(Protocol):
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price
         :raises OrderUndecided: the outcome at the venue is not yet known; retry with the same client order id
         :raises Unavailable: the database did not confirm the order; retry likewise
+        """
+        ...
+
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+        """Place two market orders of an account at the same moment, the second after the first.
+
+        Both fill completely, or both are rejected. Their client order ids always get the same answers.
+
+        :raises InvalidInput: as for `place_order`, or the account is at a venue, none of which has atomic pairs
+        :raises Unavailable: the database did not confirm the orders; retry with the same client order ids
         """
         ...
 

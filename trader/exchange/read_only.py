@@ -1,6 +1,6 @@
 """Read-only exchange: another process's accounts, paper or live, for a process that never leads."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import NoReturn
 
@@ -75,6 +75,9 @@ class ReadOnlyExchange(ExchangeBase):
         return unopened_account(account_id, capital, self._settings.quote_currency, self._clock.now())
 
     async def place_order(self, order: Order) -> OrderAnswer:
+        self._refuse()
+
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
         self._refuse()
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:

@@ -229,17 +229,17 @@ class LiveAccount:
             if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
                 return halted
         moment = Moment(now, context.market.quotes(), context.market.marks)
-        trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate).answer
-        assert trial is not None
-        return trial.reason if trial.status is OrderStatus.REJECTED else None
+        trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate)
+        (answer,) = trial.answers
+        return answer.reason if answer.status is OrderStatus.REJECTED else None
 
     async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
         posting = await self._ledger.commit(
             lambda account: rules_of_exchange.refuse(account, order, refusal, self._context.clock.now())
         )
         assert posting is not None
-        assert posting.answer is not None
-        return posting.answer
+        (answer,) = posting.answers
+        return answer
 
     def _refuse_to_send_again(self, order: Order) -> None:
         """Raise `OrderUndecided` for a sent order whose answer is still unknown."""

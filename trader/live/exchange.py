@@ -6,7 +6,7 @@ and paid. One model trades one account of the venue.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 import aiojobs
 
 from trader.core.clock import interval_elapsed
-from trader.core.errors import MarketDataError, Precondition, StartError, Unavailable
+from trader.core.errors import InvalidInput, Issue, MarketDataError, Precondition, StartError, Unavailable
 from trader.core.events import Event, MarketChecked
 from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account
@@ -159,10 +159,15 @@ class LiveExchange(ExchangeBase):
         with self._accounts.service_level.order():
             account = self.live_account(order.account_id)
 
-            async def place(order: Order) -> OrderAnswer:
-                return await self._running_jobs().shield(account.place(order))
+            async def place(orders: Sequence[Order]) -> Sequence[OrderAnswer]:
+                return [await self._running_jobs().shield(account.place(order)) for order in orders]
 
-            return await self._idempotent.once(order, place)
+            (answer,) = await self._idempotent.once([order], place)
+            return answer
+
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+        why = "a venue fills each order for itself, so no pair of orders is atomic there; use single orders"
+        raise InvalidInput(Issue(("pair",), why))
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order at the venue; return one that no longer rests unchanged. Raise `NotFound`."""

@@ -207,7 +207,7 @@ class Outbox:
                     lambda account: refuse_sent(account, sent, reason, self._context.clock.now())
                 )
                 assert posting is not None
-                return OrderResult(posting.sent[0], posting.answer)
+                return OrderResult(posting.sent[0], *posting.answers)
             case Unknown(reason, nonce):
                 return await self._leave_unknown(sent, reason, nonce)
 
@@ -248,7 +248,7 @@ class Outbox:
         )
         assert posting is not None
         await self._record_drift(sent, posting)
-        return OrderResult(posting.sent[0], posting.answer)
+        return OrderResult(posting.sent[0], *posting.answers)
 
     async def _with_trades(
         self, sent: SentOrder, state: VenueOrderState

@@ -3,6 +3,7 @@
 They are the baselines of a service and every account of a backtest.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -88,8 +89,8 @@ def execute_of_rule_agent(
     Return its outcome and its change of the account, if any.
     """
 
-    def order(approved: Approved) -> Order:
-        return Order(account_id=context.account.id, **msgspec.structs.asdict(approved))
+    def orders(approved: Sequence[Approved]) -> list[Order]:
+        return [Order(account_id=context.account.id, **msgspec.structs.asdict(each)) for each in approved]
 
-    environment = RulesEnvironment(context, limits, moment, rules, rate_of_hour, order)
+    environment = RulesEnvironment(context, limits, moment, rules, rate_of_hour, orders)
     return run_at_once(execute_change(decision, environment)), environment.posting

@@ -16,7 +16,7 @@ FILLED: dict[str, Any] = {"filledQuantity": "0.123456789", "averagePrice": "1065
 
 
 def line_of(decision: dict[str, Any], result: dict[str, Any] = FILLED, status: Any = "ok") -> str:
-    call = PastCall("CREATE_POSITION", status, decision, result)
+    call = PastCall("CREATE_POSITION", status, [decision], [result])
     (decided,) = remember(None, [PastCycle(NOW, None, [call])], NOW).decisions
     return decided.text
 
@@ -69,7 +69,8 @@ def test_a_long_word_is_not_cut_within_a_figure(word: str) -> None:
 
 
 def test_refused_calls_are_of_the_last_cycle_only() -> None:
-    refused = PastCall("CLOSE_POSITION", "rejected", {"symbol": "BTC"}, {"rule": "position", "reason": "there is none"})
+    result = {"rule": "position", "reason": "there is none"}
+    refused = PastCall("CLOSE_POSITION", "rejected", [{"symbol": "BTC"}], [result])
     cycles = [PastCycle(NOW, None, [refused])]
     assert remember(None, cycles, NOW).refused == ("closePosition BTC: there is none",)
     failed_since = NOW + timedelta(minutes=1)

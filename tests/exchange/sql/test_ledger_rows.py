@@ -27,7 +27,6 @@ def sample_rows() -> dict[str, list[rows.LedgerRow]]:
     bench.order(SELL, "0.5", reduce_only=True)
     bench.eth(2_000, after=timedelta(hours=1))
     opening, resting, closing, funding = bench.postings
-    assert opening.answer is not None
     insurance = InsurancePayment(sequence=9, order_id=uuid4(), amount=D(1), at=START)
     order = VenueOrder(client_index=1, symbol="ETH", side=BUY, type=VenueOrderType.MARKET, quantity=D(1), price=D(1))
     sent = SentOrder(
@@ -40,7 +39,7 @@ def sample_rows() -> dict[str, list[rows.LedgerRow]]:
     )  # fmt: skip
     return {
         "orders": [*rows.order_rows(opening), *rows.order_rows(closing)],
-        "order_requests": [rows.request_row(opening, opening.answer)],
+        "order_requests": [rows.request_row(opening, answer) for answer in opening.answers],
         "limit_orders": [rows.limit_order_row(resting, change) for change in resting.resting],
         "fills": [rows.ledger_row(opening, fill) for fill in opening.fills],
         "funding_payments": [rows.ledger_row(funding, payment) for payment in funding.funding],

@@ -68,10 +68,8 @@ def test_a_market_order_opens_one_position_with_the_charged_fees() -> None:
     position = posting.account.positions["BTC"]
     assert (position.quantity, position.entry_notional, position.margin) == (D(2), D(203), D("50.75"))
     assert posting.account.fees == position.fees == D(50) * D("0.0003")
-    assert posting.answer is not None
-    assert (posting.answer.id, posting.answer.status, posting.answer.average_price) == (
-        REQUEST_ID, OrderStatus.FILLED, D("101.5"),
-    )  # fmt: skip
+    (answer,) = posting.answers
+    assert (answer.id, answer.status, answer.average_price) == (REQUEST_ID, OrderStatus.FILLED, D("101.5"))
     (known,) = posting.sent
     assert (known.status, known.filled, known.venue_index) == (SentStatus.DONE, D(2), 900)
     assert [trade.trade_id for trade in posting.venue_fills] == [1, 2]
@@ -79,22 +77,22 @@ def test_a_market_order_opens_one_position_with_the_charged_fees() -> None:
 
 def test_an_order_that_ended_without_a_fill_is_refused_under_its_request_id() -> None:
     posting = settled(account(), sent(), state("0", "canceled-margin-not-allowed"))
-    assert posting.answer is not None
-    assert (posting.answer.id, posting.answer.status) == (REQUEST_ID, OrderStatus.REJECTED)
-    assert posting.answer.reason == "the venue ended the order: canceled-margin-not-allowed"
+    (answer,) = posting.answers
+    assert (answer.id, answer.status) == (REQUEST_ID, OrderStatus.REJECTED)
+    assert answer.reason == "the venue ended the order: canceled-margin-not-allowed"
     assert (posting.account.positions, posting.sent[0].status) == ({}, SentStatus.DONE)
     refusal = refuse_sent(account(), sent(), "never taken", START)
-    assert refusal.answer is not None
-    assert (refusal.answer.reason, refusal.sent[0].status) == ("never taken", SentStatus.REFUSED)
+    (answer,) = refusal.answers
+    assert (answer.reason, refusal.sent[0].status) == ("never taken", SentStatus.REFUSED)
 
 
 def test_a_limit_order_rests_with_its_remaining_quantity_and_follows_the_venue() -> None:
     order = sent(VenueOrderType.LIMIT)
     first = settled(account(), order, state("0.5", "open", is_final=False), fill(1, "0.5"))
-    assert first.answer is not None
-    assert (first.answer.status, first.account.resting[0].remaining) == (OrderStatus.RESTING, D("1.5"))
+    (answer,) = first.answers
+    assert (answer.status, first.account.resting[0].remaining) == (OrderStatus.RESTING, D("1.5"))
     later = settled(first.account, first.sent[0], state("1", "canceled"), fill(2, "0.5", maker=True))
-    assert later.answer is None
+    assert not later.answers
     assert (later.account.resting, later.account.positions["BTC"].quantity) == ((), D(1))
     assert later.resting[-1].cancel_reason == "the venue ended it: canceled"
     assert [(booked.maker, booked.cause) for booked in (*first.fills, *later.fills)] == [

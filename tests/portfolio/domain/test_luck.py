@@ -100,10 +100,9 @@ def test_gains_follow_the_rules_of_the_exchange(size: float, *, is_long: bool) -
                 account_id=account.id, symbol="ETH", side=sides[number == 95], quantity=quantity,
                 leverage=Decimal(10), reduce_only=number == 95,
             )  # fmt: skip
-            answer = exchange.place(account, order, moment, RULES, lambda _, __: Decimal(str(RATE)))
-            assert answer.answer is not None
-            assert answer.answer.status is OrderStatus.FILLED
-            account = answer.account
+            placed = exchange.place(account, order, moment, RULES, lambda _, __: Decimal(str(RATE)))
+            assert [answer.status for answer in placed.answers] == [OrderStatus.FILLED]
+            account = placed.account
     expected = float(figures.equity(account, {})) / 10_000 - 1
     assert gain == pytest.approx(expected, abs=2e-5 * size)
 

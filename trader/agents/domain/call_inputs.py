@@ -85,14 +85,19 @@ class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def answered(
-        self, symbol: str, at: datetime, quotes: Mapping[str, Quote], ticks: Iterable[Tick], rate_of_hour: RateOfHour
+        self,
+        symbols: Collection[str],
+        at: datetime,
+        quotes: Mapping[str, Quote],
+        ticks: Iterable[Tick],
+        rate_of_hour: RateOfHour,
     ) -> "CallInputs":
-        """Return the inputs of a call about a market that reached the exchange and was answered at `at`.
+        """Return the inputs of a call about these markets that reached the exchange and was answered at `at`.
 
         `quotes` are those at the moment of the context, and `ticks` are all later ones.
         """
         account = self.context.account
-        concerned = {symbol, *account.positions, *(order.symbol for order in account.resting)}
+        concerned = {*symbols, *account.positions, *(order.symbol for order in account.resting)}
         return msgspec.structs.replace(
             self,
             answered_at=at,

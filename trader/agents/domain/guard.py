@@ -4,7 +4,7 @@ The functions are pure: they take the account and marks of one moment and return
 refusal states its rule in words and figures, for the record and for the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -20,16 +20,29 @@ from trader.agents.domain.tools import (
     ClosePosition,
     CreatePosition,
     PlaceOrder,
+    PlacePair,
     PlannedExit,
     UpdateExitPlan,
 )
 from trader.agents.domain.view import VariantLimits
 from trader.core.clock import input_time, iso
 from trader.core.money import ONE, ZERO, divide, format_decimal, from_number
-from trader.exchange.domain.account import Account, Marks, equity, openings
+from trader.exchange.domain.account import Account, Marks, equity, openings, opposing
+from trader.exchange.domain.account_update import AccountUpdate
+from trader.exchange.domain.ledger import ExchangeRules
+from trader.exchange.domain.matching import Execution
 from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, check_plan
-from trader.exchange.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderContents, OrderSide, OrderType, Side
-from trader.market.domain.markets import STALE_AFTER, untimely
+from trader.exchange.domain.orders import (
+    CLOSING_SIDE,
+    Cause,
+    ExitPlan,
+    Order,
+    OrderContents,
+    OrderSide,
+    OrderType,
+    Side,
+)
+from trader.market.domain.markets import STALE_AFTER, canonical_symbol, untimely
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Start of the grid of cycles, the same as for all schedules."""
@@ -63,15 +76,20 @@ class Approved(OrderContents, frozen=True, kw_only=True, gc=False):
     Without a `client_order_id` the order gets one derived from its call.
     """
 
-    def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
-        """Return the order of call `number` of an invocation."""
-        own = {"client_order_id": self.client_order_id or client_order_id(invocation_id, number)}
+    def order(self, account_id: str, invocation_id: UUID, number: int, place: int = 1) -> Order:
+        """Return the order of call `number` of an invocation; `place` is its place in a pair."""
+        own = {"client_order_id": self.client_order_id or client_order_id(invocation_id, number, place)}
         return Order(
             account_id=account_id,
             type=OrderType.MARKET if self.limit_price is None else OrderType.LIMIT,
             invocation_id=invocation_id,
             **msgspec.structs.asdict(self) | own,
         )
+
+
+def orders_of_call(approved: Sequence[Approved], account_id: str, invocation_id: UUID, number: int) -> list[Order]:
+    """Return the orders of call `number` of an invocation: one, or the two of a pair."""
+    return [each.order(account_id, invocation_id, number, place) for place, each in enumerate(approved, 1)]
 
 
 class LastTrade(NamedTuple):
@@ -105,6 +123,18 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
     def equity(self) -> Decimal:
         return equity(self.account, self.marks)
 
+    def after(self, order: Approved) -> "RiskContext":
+        """Return the context after a market order, as if all of it filled at the mark and without fees."""
+        symbol, against = order.symbol, opposing(self.account, order.symbol, order.side)
+        quantity = min(order.quantity, against) if order.reduce_only else order.quantity
+        if not quantity:
+            return self
+        update = AccountUpdate(self.account, ExchangeRules({}, ZERO, ZERO), self.marks, self.now)
+        update.execute(symbol, order.side, [Execution(self.marks[symbol], quantity)], Cause.RESET)  # which has no fees
+        side = order.side.opens if quantity > against else self.account.positions[symbol].side
+        trades = {**self.last_trades, symbol: LastTrade(side, self.now)}
+        return msgspec.structs.replace(self, account=update.account(), last_trades=trades)
+
     def cycles_ago(self, symbol: str) -> int | None:
         """Return how many cycles ago the market was last traded: 0 in this cycle, 1 in the previous one.
 
@@ -125,21 +155,25 @@ def is_halted(context: RiskContext, limits: VariantLimits) -> bool:
 
 def judge(
     decision: Change, symbol: str, context: RiskContext, limits: VariantLimits
-) -> Approved | ExitPlan | CancelOrder | GuardRefusal:
-    """Return the order, exit plan or cancellation that a decision becomes, or why it is refused."""
-    if isinstance(decision, CancelOrder):  # it only reduces risk, however old it is
-        return decision
-    if stale := _stale_decision(context, limits):
+) -> Approved | list[Approved] | ExitPlan | CancelOrder | GuardRefusal:
+    """Return the order, pair, exit plan or cancellation that a decision becomes, or why it is refused."""
+    if not isinstance(decision, CancelOrder) and (stale := _stale_decision(context, limits)):
         return stale
     match decision:
+        case CancelOrder():  # it only reduces risk, however old it is
+            return decision
         case CreatePosition():
             return judge_opening(decision, symbol, context, limits)
         case ClosePosition():
             return judge_closing(decision, symbol, context)
         case UpdateExitPlan():
             return judge_plan(decision, symbol, context, limits)
-        case PlaceOrder():
-            return judge_order(decision, symbol, context, limits)
+        case PlaceOrder() | PlacePair():
+            return (
+                judge_pair(decision, context, limits)
+                if isinstance(decision, PlacePair)
+                else judge_order(decision, symbol, context, limits)
+            )
 
 
 def judge_opening(
@@ -231,6 +265,18 @@ def judge_order(
         return GuardRefusal("stop", "A stop is mandatory for an order that may open a position: give exitPlan.stop.")
     opening = _Opening(decision.opens, order.quantity - closes, decision.leverage or 1.0, plan)
     return _refusal_of_opening(opening, symbol, context, limits) or order
+
+
+def judge_pair(decision: PlacePair, context: RiskContext, limits: VariantLimits) -> list[Approved] | GuardRefusal:
+    """Return the orders of a pair, of which the second is judged in the state after the first."""
+    approved: list[Approved] = []
+    for which, order in (("first", decision.first), ("second", decision.second)):
+        verdict = judge_order(order, canonical_symbol(order.symbol), context, limits)
+        if isinstance(verdict, GuardRefusal):
+            return verdict._replace(reason=f"The {which} order of the pair: {verdict.reason}")
+        approved.append(verdict)
+        context = context.after(verdict)
+    return approved
 
 
 def order_of(decision: PlaceOrder, symbol: str) -> Approved:

@@ -88,10 +88,11 @@ def placed_under(calls: Iterable[ToolCall]) -> Iterator[str]:
     books leaves its id to a later one.
     """
     for call in calls:
-        decisions = call.metadata["decisions"]
+        decisions, results = call.metadata["decisions"], call.metadata["results"]
         chosen = [each["clientOrderId"] for each in decisions if each.get("clientOrderId") is not None]
         if not chosen:
-            yield client_order_id(call.invocation_id, call.number)
+            for place in range(1, 1 + max(1, len(decisions), len(results))):
+                yield client_order_id(call.invocation_id, call.number, place)
         elif order_ids([call]):
             yield from chosen
 

@@ -104,9 +104,12 @@ def invocation_id(model: Model, started_at: datetime) -> UUID:
     return uuid5(_NAMESPACE, f"{model.id}:{iso(started_at)}")
 
 
-def client_order_id(invocation: UUID, number: int) -> str:
-    """Return the client order id of the n-th tool call of an invocation, which prevents placing its order twice."""
-    return f"{invocation}:{number}"
+def client_order_id(invocation: UUID, number: int, place: int = 1) -> str:
+    """Return the client order id of the n-th tool call of an invocation, which prevents placing its order twice.
+
+    `place` is that of the order in its call, from 1: a pair has two.
+    """
+    return f"{invocation}:{number}" if place == 1 else f"{invocation}:{number}:{place}"
 
 
 def tool_call_id(invocation: UUID, number: int) -> UUID:

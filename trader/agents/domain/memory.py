@@ -36,18 +36,17 @@ _CUT_FIGURE: Final = re.compile(r"[\d.,:+-]*$")
 
 
 class PastCall(NamedTuple):
-    """A recorded tool call. `decision` is None when it could not be decoded."""
+    """A recorded tool call. It has no decision when it could not be decoded, and two when it is a pair."""
 
     type: ToolCallType
     status: ToolCallStatus
-    decision: Mapping[str, Any] | None
-    result: Mapping[str, Any]
+    decisions: Sequence[Mapping[str, Any]]
+    results: Sequence[Mapping[str, Any]]
 
     @classmethod
     def of(cls, call: ToolCall) -> "PastCall":
         """Return a call from its record."""
-        decisions, results = call.metadata["decisions"], call.metadata["results"]
-        return cls(call.type, call.status, decisions[0] if decisions else None, results[0])
+        return cls(call.type, call.status, call.metadata["decisions"], call.metadata["results"])
 
     @property
     def is_remembered(self) -> bool:
@@ -104,19 +103,25 @@ def shortened(text: str, length: int) -> str:
 def _line(call: PastCall) -> str:
     """Describe the decision, after its outcome if that is worth mentioning."""
     if call.status != "ok":
-        return f"{call.status} ({call.result.get('rule') or 'error'}): {_words(call)}"
-    price = call.result.get("averagePrice")
-    if price is None:
-        return _words(call)
-    return f"filled {call.result['filledQuantity']} at {float(price):.8g}: {_words(call)}"
+        return f"{call.status} ({call.results[0].get('rule') or 'error'}): {_words(call)}"
+    filled = " and ".join(
+        f"{result['filledQuantity']} at {float(price):.8g}"
+        for result in call.results
+        if (price := result.get("averagePrice")) is not None
+    )
+    return f"filled {filled}: {_words(call)}" if filled else _words(call)
 
 
 def _words(call: PastCall) -> str:
+    """Return the tool and its arguments, for each decision of the call."""
+    return " and ".join(_words_of(call.type, arguments) for arguments in call.decisions or [{}])
+
+
+def _words_of(kind: ToolCallType, arguments: Mapping[str, Any]) -> str:
     """Return the tool and its arguments: words without names, figures with names."""
-    arguments = call.decision or {}
-    if call.type == "HOLDING" and arguments:
+    if kind == "HOLDING" and arguments:
         return shortened(f"holding: {arguments['reason']}", LINE_MAX)
-    tool = PLACE_ORDER if "clientOrderId" in arguments else _TOOLS[call.type]
+    tool = PLACE_ORDER if "clientOrderId" in arguments else _TOOLS[kind]
     values = {**arguments, **(arguments.get("exitPlan") or {})}  # its fields are in no order
     names = dict.fromkeys((*RECORDED_TOOLS[tool].__struct_encode_fields__, *_PLAN))
     return " ".join([tool, *_arguments({name: values.get(name) for name in names})])
@@ -133,4 +138,4 @@ def _arguments(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reason(call: PastCall) -> str:
-    return str(call.result.get("reason") or call.result.get("error"))
+    return str(call.results[0].get("reason") or call.results[0].get("error"))

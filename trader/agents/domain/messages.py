@@ -1,5 +1,6 @@
 """The results of tool calls, as recorded and as sent back to the model."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.guard import GuardRefusal
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.prompt import CANDLE_COLUMNS, candle_rows, indicator_values, json_text
-from trader.agents.domain.tools import CancelOrder, Decision
+from trader.agents.domain.tools import CancelOrder, Decision, PlacePair
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account, Marks, available_cash, equity
@@ -75,12 +76,20 @@ def cancel_outcome(decision: CancelOrder, refusal: str | None) -> Outcome:
     return ("ok", {"cancelled": decision.order_id}) if refusal is None else refused(GuardRefusal(EXCHANGE, refusal))
 
 
-def order_outcome(answer: OrderAnswer | None) -> Outcome:
-    """Return the outcome of an order with this answer; None: the order never reached the books."""
-    if answer is None:
+def order_outcome(answers: Sequence[OrderAnswer]) -> Outcome:
+    """Return the outcome of an order or a pair with these answers; without one, it never reached the books."""
+    if not answers:
         return failed("The run broke off before the order was placed.")
-    rejected = answer.status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
-    return "rejected" if rejected else "ok", answer_json(answer)
+    rejected = answers[0].status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
+    results = list(map(answer_json, answers))
+    result = results[0] if len(results) == 1 else {"reason": answers[0].reason, "orders": results}
+    return "rejected" if rejected else "ok", result
+
+
+def results_json(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the result of a call, for the record: that of a pair has one for each order."""
+    orders: list[dict[str, Any]] = result.get("orders", [result])
+    return orders
 
 
 def answer_json(answer: OrderAnswer) -> dict[str, Any]:
@@ -126,6 +135,11 @@ def decision_json(decision: Decision) -> dict[str, Any]:
     """Return a decoded decision, for the record."""
     shown: dict[str, Any] = msgspec.to_builtins(decision)
     return shown
+
+
+def decisions_json(decision: Decision) -> list[dict[str, Any]]:
+    """Return the decoded decisions of a call, for the record: a pair is two."""
+    return list(map(decision_json, decision.orders if isinstance(decision, PlacePair) else (decision,)))
 
 
 def tool_message(call_id: str, result: dict[str, Any]) -> ChatMessage:

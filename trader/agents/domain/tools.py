@@ -223,6 +223,38 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
         return Side.LONG if self.side in ("buy", "long") else Side.SHORT
 
 
+class PlacePair(Tool, frozen=True, kw_only=True):
+    """Place two market orders at the same moment, the second after the first. Both fill completely, or neither is
+    placed."""
+
+    first: PlaceOrder
+    second: PlaceOrder
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, order in (("first", self.first), ("second", self.second)):
+            if not isinstance(order, PlaceOrder):  # a strategy may have given anything
+                raise ValueError(f"`{name}` is {order!r:.200}; expected a PlaceOrder")
+            if order.type != OrderType.MARKET:
+                raise ValueError(f"`{name}` is a {order.type} order; a pair has market orders, as none of it may rest")
+            if order.client_order_id is not None:
+                given = f"the clientOrderId {order.client_order_id!r:.200}"
+                raise ValueError(f"`{name}` has {given}; the orders of a pair have none: they are one call")
+
+    @property
+    def orders(self) -> tuple[PlaceOrder, PlaceOrder]:
+        return self.first, self.second
+
+    @property
+    def symbol(self) -> str:
+        """The market under which the call is listed: that of the first order."""
+        return self.first.symbol
+
+    @property
+    def reduce_only(self) -> bool:
+        return self.first.reduce_only and self.second.reduce_only
+
+
 class CancelOrder(Tool, frozen=True, kw_only=True):
     """Cancel a resting order of a market."""
 
@@ -236,7 +268,7 @@ class HaltTrading(Tool, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=500, description="Why.")]
 
 
-Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | CancelOrder
+Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | PlacePair | CancelOrder
 """The decisions that change the books."""
 
 Decision = Change | FetchIndicators | FetchOrderBook | Note | AgentNote | Holding | HaltTrading
@@ -282,7 +314,8 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
 RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {
-    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "note": AgentNote, "hold": Hold, "halt": HaltTrading,
+    **TOOLS, PLACE_ORDER: PlaceOrder, "placePair": PlacePair, "cancelOrder": CancelOrder, "note": AgentNote,
+    "hold": Hold, "halt": HaltTrading,
 }  # fmt: skip
 """The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
@@ -333,7 +366,7 @@ def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
 
     A halt trades nothing and is not remembered as a decision, like a note.
     """
-    if isinstance(decision, PlaceOrder):
+    if isinstance(decision, PlaceOrder | PlacePair):
         return "CLOSE_POSITION" if decision.reduce_only else "CREATE_POSITION"
     if isinstance(decision, CancelOrder):
         return "CANCEL_ORDER"

@@ -124,7 +124,7 @@ async def select_last_fills(conn: Connection, account_id: str, run_id: UUID, cou
 # Every row repeats the note and the time of the last cycle, so that one round trip reads all.
 SELECT_MEMORY = """
 SELECT n.text AS note, n.last_at, i.started_at, left(i.response, $4) AS response, c.type, c.status,
-       c.metadata -> 'decisions' -> 0 AS decision, c.metadata -> 'results' -> 0 AS result
+       c.metadata -> 'decisions' AS decisions, c.metadata -> 'results' AS results
 FROM (
     SELECT max(text) AS text,
            (SELECT max(started_at) FROM invocations

@@ -173,38 +173,36 @@ async def select_failing(conn: Connection, interrupted: str) -> dict[str, Failin
     return {row["id"]: part_of_row(row, Failing) for row in rows}
 
 
-class UnrecordedOrder(NamedTuple):
-    """An order of an invocation whose tool call is not recorded. `number` is the call's number."""
+class UnrecordedCall(msgspec.Struct, frozen=True):
+    """A tool call of an invocation that is not recorded, by the answers to its orders."""
 
     number: int
-    answer: OrderAnswer
+    answers: list[OrderAnswer]
     opened: bool
     at: datetime
 
 
-SELECT_UNRECORDED_ORDERS = """
-SELECT q.answer, q.created_at, substr(q.client_order_id, length($1::text) + 2)::integer AS number,
-       EXISTS (
+SELECT_UNRECORDED_CALLS = """
+SELECT q.number, jsonb_agg(q.answer ORDER BY q.client_order_id) AS answers, min(q.created_at) AS at,
+       bool_or(EXISTS (
            SELECT FROM fills f JOIN orders o ON o.id = f.order_id
            WHERE f.request_id = q.id AND (f.side = 'buy') = (o.side = 'LONG')
-       ) AS opened
-FROM order_requests q
-WHERE q.account_id = $2 AND starts_with(q.client_order_id, $1::text || ':')
-  AND NOT EXISTS (
-      SELECT FROM tool_calls c
-      WHERE c.invocation_id = $1::text::uuid AND c.number = substr(q.client_order_id, length($1::text) + 2)::integer
-  )
-ORDER BY number
+       )) AS opened
+FROM (
+    SELECT *, split_part(client_order_id, ':', 2)::integer AS number
+    FROM order_requests
+    WHERE account_id = $2 AND starts_with(client_order_id, $1::text || ':')
+) q
+WHERE NOT EXISTS (SELECT FROM tool_calls c WHERE c.invocation_id = $1::text::uuid AND c.number = q.number)
+GROUP BY q.number
+ORDER BY q.number
 """
 
 
-async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedOrder]:
-    """Return the orders that an invocation placed before its process died without recording their calls."""
-    rows = await conn.fetch(SELECT_UNRECORDED_ORDERS, str(invocation_id), account_id)
-    return [
-        UnrecordedOrder(row["number"], msgspec.convert(row["answer"], OrderAnswer), row["opened"], row["created_at"])
-        for row in rows
-    ]
+async def select_unrecorded_calls(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedCall]:
+    """Return the calls that an invocation placed orders by before its process died without recording them."""
+    rows = await conn.fetch(SELECT_UNRECORDED_CALLS, str(invocation_id), account_id)
+    return [msgspec.convert(dict(row), UnrecordedCall) for row in rows]
 
 
 INSERT_STEP = """

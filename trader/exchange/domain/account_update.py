@@ -91,7 +91,7 @@ class AccountUpdate:
             taken=self.taken,
         )
 
-    def posting(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Posting:
+    def posting(self, answers: Sequence[OrderAnswer] = (), next_run: Run | None = None) -> Posting:
         """Return the finished change. Do not use the update afterward."""
         changed = [p for symbol, p in self.positions.items() if p is not self.before.positions.get(symbol)]
         account = self.account()
@@ -116,7 +116,7 @@ class AccountUpdate:
             funding=self.funding_payments,
             insurance=self.insurance_payments,
             resting=list(self.resting_changes.values()),
-            answer=answer,
+            answers=answers,
         )
 
     def answer(

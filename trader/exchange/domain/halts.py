@@ -140,11 +140,19 @@ def is_of_halt(reason: str | None) -> bool:
     return reason is not None and reason.startswith(_HALTED)
 
 
-def may_open(account: Account, order: Order) -> bool:
-    """Return whether an order can open or add, now or later: a resting order may outlive the position it reduces."""
-    if order.reduce_only:
-        return False
-    return order.type is OrderType.LIMIT or order.quantity > opposing(account, order.symbol, order.side)
+def may_open(account: Account, *orders: Order) -> bool:
+    """Return whether an order, or one of a pair, can open or add, now or later.
+
+    A resting order may outlive the position that it reduces, and the first order of a pair may close the position that
+    the second would reduce.
+    """
+    return any(
+        order.type is OrderType.LIMIT
+        or sum(each.quantity for each in orders if (each.symbol, each.side) == (order.symbol, order.side))
+        > opposing(account, order.symbol, order.side)
+        for order in orders
+        if not order.reduce_only
+    )
 
 
 def opening_orders(account: Account) -> list[RestingOrder]:

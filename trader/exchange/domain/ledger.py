@@ -94,8 +94,8 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """One change of one account, written in one transaction or not at all.
 
     `sequence_before` is the account's sequence on which the change was decided. `run` is the run of the rows; a reset
-    ends it and starts `account.run`. Live trading adds `venue_fills`, the venue's trades that the posting records, and
-    `sent`, the new state of their orders.
+    ends it and starts `account.run`. `answers` are those to the orders of the change: one, or the two of a pair. Live
+    trading adds `venue_fills`, the venue's trades that the posting records, and `sent`, the new state of their orders.
     """
 
     account: Account
@@ -107,13 +107,29 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     funding: Sequence[FundingPayment] = ()
     insurance: Sequence[InsurancePayment] = ()
     resting: Sequence[RestingChange] = ()
-    answer: OrderAnswer | None = None
+    answers: Sequence[OrderAnswer] = ()
     sent: Sequence[SentOrder] = ()
     venue_fills: Sequence[VenueFill] = ()
 
     @property
     def starts_run(self) -> bool:
         return self.account.run.id != self.run.id
+
+
+def merge(postings: Sequence[Posting]) -> Posting:
+    """Merge successive changes of one account in one run into a single change."""
+    last = postings[-1]
+    changed = {position.id for posting in postings for position in posting.positions}
+    return msgspec.structs.replace(
+        last,
+        sequence_before=postings[0].sequence_before,
+        positions=[position for position in last.account.positions.values() if position.id in changed],
+        resting=list({change.order.id: change for posting in postings for change in posting.resting}.values()),
+        **{
+            name: [entry for posting in postings for entry in getattr(posting, name)]
+            for name in ("fills", "trades", "funding", "insurance", "answers")
+        },
+    )
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,7 +4,7 @@ Each function takes an account and a moment and returns a `Posting`, or the reas
 quote currency.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -23,7 +23,7 @@ from trader.exchange.domain.account import (
     reserved,
 )
 from trader.exchange.domain.account_update import AccountUpdate
-from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, Terms, row_id
+from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, Terms, merge, row_id
 from trader.exchange.domain.matching import Execution, remaining, totals
 from trader.exchange.domain.order_validation import (
     entry_mark,
@@ -88,7 +88,26 @@ def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, 
     # An order may start a liquidation; one in progress had its step with the market's update.
     liquidate(update, moment, rate_of_hour, () if account.liquidating else update.positions)
     update.write_off_when_flat()
-    return update.posting(answer)
+    return update.posting([answer])
+
+
+def place_together(
+    account: Account, orders: Sequence[Order], moment: Moment, rules: ExchangeRules, rate_of_hour: RateOfHour
+) -> Posting:
+    """Place an order, or a pair: the second on the account after the first, and neither unless both fill completely."""
+    if len(orders) == 1:
+        return place(account, orders[0], moment, rules, rate_of_hour)
+    postings: list[Posting] = []
+    for which, order in zip(("first", "second"), orders, strict=True):
+        postings.append(place(postings[-1].account if postings else account, order, moment, rules, rate_of_hour))
+        (answer,) = postings[-1].answers
+        if answer.status is not OrderStatus.FILLED:
+            has = f"the book has only {format_decimal(answer.total_quantity)} {order.symbol}"
+            why = answer.reason if answer.status is OrderStatus.REJECTED else has
+            asked = f"{order.side} {format_decimal(order.quantity)} {order.symbol}"
+            reason = f"neither order of the pair is placed; the {which} ({asked}) cannot be filled: {why}"
+            return refuse_together(account, orders, reason, moment.at)
+    return merge(postings)
 
 
 def book_met(
@@ -111,6 +130,14 @@ def _ahead(quote: Quote, side: OrderSide, limit: Decimal, rules: ExchangeRules) 
     return sum((level.quantity for level in levels if level.price == limit), ZERO)
 
 
+def refuse_together(account: Account, orders: Sequence[Order], reason: str, at: datetime) -> Posting:
+    """Return the posting that refuses an order, or both of a pair, for one reason."""
+    postings: list[Posting] = []
+    for order in orders:
+        postings.append(refuse(postings[-1].account if postings else account, order, reason, at))
+    return merge(postings)
+
+
 def refuse(account: Account, order: Order, reason: str, at: datetime) -> Posting:
     """Return the posting of a refusal, which contains only its answer.
 
@@ -120,7 +147,7 @@ def refuse(account: Account, order: Order, reason: str, at: datetime) -> Posting
     sequence = account.sequence + 1
     answer = OrderAnswer.of(order, row_id(account.id, sequence), OrderStatus.REJECTED, at, reason)
     after = msgspec.structs.replace(account, sequence=sequence, last_order_at=at)
-    return Posting(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
+    return Posting(account=after, sequence_before=account.sequence, run=account.run, answers=[answer])
 
 
 def cancel(account: Account, order_id: UUID, at: datetime) -> Posting | None:

@@ -52,7 +52,7 @@ class _Table(NamedTuple):
 # CLOSED orders and ended runs come before the rows that replace them: the partial unique indexes check row by row.
 _TABLES: Final = (
     _Table("runs", run_rows, "ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at"),
-    _Table("order_requests", lambda posting: () if posting.answer is None else (request_row(posting, posting.answer),)),
+    _Table("order_requests", lambda posting: (request_row(posting, answer) for answer in posting.answers)),
     _Table(
         "orders",
         order_rows,

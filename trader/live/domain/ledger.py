@@ -30,19 +30,20 @@ def settle(
     update = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     update.next_sequence()
     known = _known(sent, state, fills, update.at)
-    answer = None
+    answers = []
     if sent.request is not None and sent.status is SentStatus.SENT:
         update.last_order_at = update.at
         answer = _answer_first(update, sent, sent.request, state, fills)
         if answer is None:
             return _refused(account, known, sent.request, f"the venue ended the order: {state.status}", now)
+        answers.append(answer)
     elif sent.request is not None:
         _book_resting(update, sent, state, fills)
     else:
         _execute(update, sent.order.side, fills, sent.cause, NO_TERMS)
         if state.is_final and known.filled:  # in this read or an earlier one
             _keep_closing(update, sent)
-    return msgspec.structs.replace(update.posting(answer), sent=[known], venue_fills=list(fills))
+    return msgspec.structs.replace(update.posting(answers), sent=[known], venue_fills=list(fills))
 
 
 def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -> Posting:
@@ -180,9 +181,8 @@ def _known(sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill], 
 def _refused(account: Account, known: SentOrder, order: Order, reason: str, now: datetime) -> Posting:
     assert known.request_id is not None
     posting = refuse(account, order, reason, now)
-    assert posting.answer is not None
-    answer = msgspec.structs.replace(posting.answer, id=known.request_id)
-    return msgspec.structs.replace(posting, answer=answer, sent=[known])
+    answers = [msgspec.structs.replace(answer, id=known.request_id) for answer in posting.answers]
+    return msgspec.structs.replace(posting, answers=answers, sent=[known])
 
 
 def _prices(fills: Sequence[VenueFill]) -> Marks:
