@@ -150,7 +150,8 @@ from decimal import Decimal
 import msgspec
 
 from trader.strategies import (
-    CancelOrder, ClosePosition, CreatePosition, Holding, PlaceOrder, PlannedExit, Side, Strategy, UpdateExitPlan
+    CancelOrder, ClosePosition, CreatePosition, Holding, PlaceOrder, PlacePair, PlannedExit, Side, Strategy,
+    UpdateExitPlan,
 )
 
 
@@ -190,6 +191,21 @@ class Watcher(Strategy):
                                  invalidation="none", confidence=50)
         if minute % 7 == 5:
             yield ClosePosition(symbol="ETH")
+        if minute % 7 == 6:
+            yield PlacePair(
+                first=PlaceOrder(symbol="BTC", side="buy", quantity=0.02, exit_plan=PlannedExit(stop=50_000)),
+                second=PlaceOrder(symbol="ETH", side="sell", quantity=0.5, exit_plan=PlannedExit(stop=4_000)),
+            )
+        if minute % 7 == 1:
+            yield PlacePair(
+                first=PlaceOrder(symbol="BTC", side="sell", quantity=1, reduce_only=True),
+                second=PlaceOrder(symbol="ETH", side="buy", quantity=1, reduce_only=True),
+            )
+        if minute % 7 == 4:
+            yield PlacePair(
+                first=PlaceOrder(symbol="ETH", side="sell", quantity=0.1, reduce_only=True),
+                second=PlaceOrder(symbol="ETH", side="buy", quantity=0.1, reduce_only=True),
+            )
         if minute % 9 == 8:
             yield Holding(reason=f"{len(view.orders)} orders rest")
 
@@ -223,6 +239,11 @@ def digest(value):
     return hashlib.sha256(repr(plain(value)).encode()).hexdigest()[:12]
 '''
 
+
+PAIRS = """
+SELECT status, jsonb_array_length(metadata -> 'results') FROM tool_calls
+WHERE metadata -> 'raw' ->> 'name' = 'placePair'
+"""
 
 WATCHED_FROM = BEGIN + timedelta(hours=5, minutes=40)
 """An hour's candle closes while the strategies watch, and the earliest indicators of 4 hours are of a midnight."""
@@ -314,6 +335,7 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
         try:
             states = {row["model_id"]: orjson.loads(row["state"]) for row in await conn.fetch("TABLE strategy_states")}
             steps = {tuple(row) for row in await conn.fetch(STEPS_OF_CALLS)}
+            pairs = await conn.fetch(PAIRS)
         finally:
             await conn.close()
         seen, fills, own_steps = await watch(models, data, end)
@@ -322,9 +344,11 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
             (price, quantity) for *_, quantity, price, _, _, _ in fills
         )
         assert {cause for *_, cause in fills} >= {"limit", "order"}
+        assert {tuple(pair) for pair in pairs} == {("ok", 2), ("rejected", 1), ("rejected", 2)}, "by guard and exchange"
         return states, seen
 
     states, own = asyncio.run(both())
+    assert [main([name, "--database-url", dsn]) for name in ("audit", "verify")] == [0, 0]
     for name, count in (("Watcher", 30), ("Sparing", 9)):
         live, seen = states[name]["state"], own[name]["state"]
         assert len(live) > count

@@ -18,7 +18,8 @@ from trader.core.events import PositionsChanged
 from trader.core.money import format_decimal
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import equity
-from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.exchange.domain.halts import HaltCause
+from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
 from trader.exchange.sql.accounts import Deletion, delete_account
 
@@ -455,3 +456,79 @@ async def test_an_account_whose_removal_was_not_confirmed_is_gone_once_its_rows_
     await venue.recovered()
     assert "d" not in venue.exchange.accounts
     assert (await venue.buy("0.1", account_id="d")).status is OrderStatus.FILLED
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+SHORT_ETH: dict[str, Any] = {"symbol": "ETH", "side": OrderSide.SELL, "quantity": Decimal("0.5")}
+
+
+async def rows_of(venue: Venue) -> list[tuple[int, int]]:
+    """Return the numbers of rows and transactions of the orders, then those of the fills."""
+    async with venue.database.connection() as conn:
+        counts = "SELECT count(*), count(DISTINCT xmin::text) FROM "
+        return [tuple(await conn.fetchrow(counts + table)) for table in ("order_requests", "fills")]
+
+
+async def test_a_pair_is_written_in_one_transaction_and_traded_once(venue: Venue) -> None:
+    pair = {"client_order_id": "one"}, {**SHORT_ETH, "client_order_id": "two"}
+    answers = await asyncio.gather(*(venue.pair(*pair) for _ in range(3)))
+    assert [list(each) for each in answers] == [list(answers[0])] * 3
+    assert [(answer.symbol, answer.status) for answer in answers[0]] == [("BTC", "filled"), ("ETH", "filled")]
+    assert await rows_of(venue) == [(2, 1), (2, 1)]
+    assert venue.accounts.tally.orders == {OrderStatus.FILLED: 2}
+    with pytest.raises(Conflict, match="the clientOrderId 'two' was used for another order"):
+        await venue.pair(pair[0], {**pair[1], "quantity": Decimal(1)})
+
+
+async def test_a_pair_that_cannot_be_filled_trades_nothing(venue: Venue) -> None:
+    await venue.pair({}, SHORT_ETH)
+    before = venue.exchange.accounts["a"]
+    answers = await venue.pair({}, {**SHORT_ETH, "quantity": Decimal(1_000)})
+    assert {(answer.status, answer.total_quantity) for answer in answers} == {(OrderStatus.REJECTED, Decimal(0))}
+    assert venue.exchange.accounts["a"].positions == before.positions
+    assert await rows_of(venue) == [(4, 2), (2, 1)]
+    new = await venue.pair({"account_id": "b"}, {**SHORT_ETH, "account_id": "b", "quantity": Decimal(1_000)})
+    assert len({answer.id for answer in new}) == 2
+    assert "b" not in venue.exchange.accounts, "an account opens with its first accepted order"
+
+
+async def test_a_pair_meets_the_first_moment_at_which_both_markets_have_a_later_book(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="1500") as venue:
+        await venue.see(QUIET)
+        pair = asyncio.create_task(venue.pair(SHORT_ETH, {}))
+        for mid in ("3300", "3310", "3320", "3330"):  # the latency ends at the second of them
+            await becomes(lambda: venue.market.orders_waiting, 1)
+            await venue.see({"ETH": mid})
+        await becomes(lambda: venue.market.orders_waiting, 1)
+        await venue.see({"BTC": "95000"})
+        sold, bought = await pair
+        assert (sold.at, bought.at) == (venue.clock.now(), venue.clock.now())
+        assert [bought.average_price, sold.average_price] == [Decimal("95000.1"), Decimal("3329.99")]
+        late = asyncio.create_task(venue.pair(SHORT_ETH, {}))
+        for _ in range(7):
+            await becomes(lambda: venue.market.orders_waiting, 1)
+            await venue.see({"ETH": "3330"})
+        assert [answer.reason for answer in await late] == ["No price of BTC came in time"] * 2
+
+
+async def test_a_halted_account_opens_nothing_by_a_pair(venue: Venue) -> None:
+    await venue.buy("0.01")
+    await venue.halts.halt("a", HaltCause.OPERATOR, "maintenance", "someone")
+    sell: dict[str, Any] = {"side": OrderSide.SELL}
+    answers = await venue.pair(sell, sell)
+    assert {answer.status for answer in answers} == {OrderStatus.REJECTED}
+    assert all("trading is halted for account a" in str(answer.reason) for answer in answers)
+    half = {**sell, "quantity": Decimal("0.005")}
+    assert {answer.status for answer in await venue.pair(half, half)} == {OrderStatus.FILLED}
+
+
+async def test_a_pair_with_an_unknown_market_or_an_old_book_is_refused(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see({"BTC": "94000"})
+        with pytest.raises(InvalidInput, match="'DOGE' is not traded here; markets are BTC, ETH, SOL"):
+            await venue.pair({}, {"symbol": "DOGE"})
+        assert [answer.reason for answer in await venue.pair({}, SHORT_ETH)] == ["there is no price for ETH yet"] * 2
+        await venue.clock.advance(timedelta(seconds=31))
+        await venue.see({"ETH": "3300"})
+        assert "the last BTC price is of" in str((await venue.pair(SHORT_ETH, {}))[0].reason)

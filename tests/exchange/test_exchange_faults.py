@@ -20,7 +20,7 @@ from trader.exchange import accounts as books
 from trader.exchange import tick_processor
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
+from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.exchange.domain.tick_rules import apply_tick
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -274,3 +274,17 @@ async def test_a_bug_at_one_accounts_tick_stops_no_other_and_the_account_catches
         assert [tuple(row) for row in closed] == [("a", fired_at), ("b", fired_at)]
         assert "a bug in applying the tick" in caplog.text
         await agree_with_rows(venue)
+
+
+async def test_a_pair_whose_write_fails_leaves_nothing_and_can_be_placed_again(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = {"client_order_id": "1"}, {"symbol": "ETH", "side": OrderSide.SELL, "client_order_id": "2"}
+    with monkeypatch.context() as patch:
+        break_ledger_writer(patch)
+        with pytest.raises(InternalError):
+            await venue.pair(*pair)
+    async with venue.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
+    assert [answer.status for answer in await venue.pair(*pair)] == [OrderStatus.FILLED] * 2
+    assert {*venue.exchange.accounts["a"].positions} == {"BTC", "ETH"}

@@ -1,6 +1,6 @@
 """Test bench for the paper exchange's rules: one account, the market it sees, and all its postings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -55,6 +55,15 @@ class PaperBench:
         self._apply(posting)
         (answer,) = posting.answers
         return answer
+
+    def pair(self, *orders: tuple[OrderSide, str, str], **more: object) -> Sequence[OrderAnswer]:
+        """Place two market orders as a pair, each given by side, quantity and symbol."""
+        both = [
+            Order(account_id="default", side=side, quantity=D(quantity), symbol=symbol, **more)  # type: ignore[arg-type]
+            for side, quantity, symbol in orders
+        ]
+        self._apply(exchange.place_together(self.account, both, self.moment, self.rules, self.rate))
+        return self.postings[-1].answers
 
     def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Posting | None:
         """Apply the next update, with the quotes redated to it."""

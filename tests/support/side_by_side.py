@@ -82,15 +82,34 @@ class SideBySide:
         self.seen[answer.status] += 1
         return answer
 
+    def place_pair(self, first: Order, second: Order, moment: Moment) -> None:
+        """Place a pair: it equals two orders in sequence if both fill, and else it has no effect but its answers."""
+        pair = exchange.place_together(self.account, [first, second], moment, self.rules, self.rate)
+        one = exchange.place(self.account, first, moment, self.rules, self.rate)
+        two = exchange.place(one.account, second, moment, self.rules, self.rate)
+        if {answer.status for answer in (*one.answers, *two.answers)} != {OrderStatus.FILLED}:
+            self.seen["refused pair"] += 1
+            self._note_refusal(pair)
+            return
+        assert (pair.account, pair.answers) == (two.account, [*one.answers, *two.answers])
+        assert pair.fills == [*one.fills, *two.fills]
+        for order, answer in zip((first, second), pair.answers, strict=True):
+            self._check_answer(order, answer, self.model.place(order, moment, self.rate))
+            self.ids.add(answer.id)
+        self.seen["pair"] += 1
+        self._apply(pair, moment)
+
     def refuse(self, order: Order, at: datetime) -> None:
         """Reject an order as the service does, with an answer and no other effect."""
-        posting = exchange.refuse(self.account, order, "halted", at)
-        (answer,) = posting.answers
-        assert answer.status is OrderStatus.REJECTED
+        self._note_refusal(exchange.refuse(self.account, order, "halted", at))
+
+    def _note_refusal(self, posting: Posting) -> None:
+        assert {answer.status for answer in posting.answers} == {OrderStatus.REJECTED}
+        assert posting.account.sequence == self.account.sequence + len(posting.answers)
         assert replace(posting.account, sequence=0, last_order_at=None) == replace(
             self.account, sequence=0, last_order_at=None
         )
-        self.ids.add(answer.id)
+        self.ids |= {answer.id for answer in posting.answers}
         self.rows.append(posting)
         self.account = posting.account
 
@@ -166,6 +185,8 @@ class SideBySide:
         ]
         assert len(set(sequences)) == len(sequences)
         assert all(posting.sequence_before < s <= posting.account.sequence for s in sequences)
+        written = [row.id for row in (*posting.positions, *posting.trades)]
+        assert len(set(written)) == len(written), "no row of orders is written twice in one statement"
         for trade in posting.trades:
             if trade.parent_id is not None:
                 assert trade.id not in self.ids

@@ -52,6 +52,13 @@ plans_drawn = st.none() | st.tuples(
 )
 
 
+orders_drawn = st.tuples(
+    st.sampled_from(SYMBOLS), st.sampled_from(OrderSide), st.sampled_from((1, 3, 1, 10, 60)),
+    st.sampled_from((20, 3, None)), st.sampled_from((False, False, False, True)), st.none() | plans_drawn,
+)  # fmt: skip
+"""Market orders of pairs: market, side, margin, leverage, whether it only reduces, and the exit plan."""
+
+
 def moment_after(at: datetime, step: float | str) -> datetime:
     if not isinstance(step, str):
         return at + seconds(step)
@@ -168,8 +175,37 @@ class Exchange(RuleBasedStateMachine):
         cause: Cause = Cause.ORDER,
         admitted: bool = True,
     ) -> None:
+        order = self.order(
+            symbol,
+            side,
+            margin,
+            limit,
+            leverage,
+            reduce_only=reduce_only,
+            plan=plan,
+            confidence=confidence,
+            cause=cause,
+        )
+        if admitted:
+            self.both.place(order, self.moment)
+        else:
+            self.both.refuse(order, self.moment.at)
+
+    def order(
+        self,
+        symbol: str,
+        side: OrderSide,
+        margin: int,
+        limit: int | None,
+        leverage: Any,
+        *,
+        reduce_only: bool,
+        plan: Any,
+        confidence: Decimal | None = None,
+        cause: Cause = Cause.ORDER,
+    ) -> Order:
         mark = self.moment.marks[symbol]
-        order = Order(
+        return Order(
             account_id="default",
             symbol=symbol,
             side=side,
@@ -184,10 +220,14 @@ class Exchange(RuleBasedStateMachine):
             confidence=confidence,
             cause=cause,
         )
-        if admitted:
-            self.both.place(order, self.moment)
-        else:
-            self.both.refuse(order, self.moment.at)
+
+    @rule(orders=st.tuples(orders_drawn, orders_drawn))
+    def place_pair(self, orders: Any) -> None:
+        first, second = (
+            self.order(symbol, side, margin, None, leverage, reduce_only=reduce_only, plan=plan)
+            for symbol, side, margin, leverage, reduce_only, plan in orders
+        )
+        self.both.place_pair(first, second, self.moment)
 
     @rule(side=st.sampled_from(OrderSide), margin=st.sampled_from((20, 30)))
     def fill_up(self, side: OrderSide, margin: int) -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.books import deep_quote
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, prices
 
@@ -298,3 +299,68 @@ def test_an_order_of_any_size_is_answered(quantity: str, price: str, side: Order
     if answer.status is OrderStatus.REJECTED:
         assert answer.reason
         assert bench.account.cash == cash
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def two_markets(capital: int = 10_000) -> PaperBench:
+    return PaperBench(capital, eth([(1999, 5)], [(2001, 3)]), deep_quote("SOL", 100))
+
+
+def test_a_pair_is_two_orders_in_one_posting() -> None:
+    desk = two_markets()
+    bought, sold = desk.pair((BUY, "2", "ETH"), (SELL, "40", "SOL"))
+    assert (bought.status, sold.status) == (OrderStatus.FILLED, OrderStatus.FILLED)
+    assert {symbol: position.side for symbol, position in desk.account.positions.items()} == {
+        "ETH": "LONG", "SOL": "SHORT",
+    }  # fmt: skip
+    (posting,) = desk.postings
+    assert (posting.sequence_before, posting.account) == (0, desk.account)
+    assert [fill.request_id for fill in posting.fills] == [bought.id, sold.id]
+    assert [fill.sequence for fill in posting.fills] == sorted(fill.sequence for fill in posting.fills)
+
+
+def test_a_pair_closes_one_position_and_opens_another_with_its_margin() -> None:
+    desk = two_markets(4_100)
+    desk.order(BUY, "2")
+    assert "insufficient margin" in str(desk.order(SELL, "30", symbol="SOL").reason)
+    desk.pair((SELL, "2", "ETH"), (SELL, "30", "SOL"))
+    assert list(desk.account.positions) == ["SOL"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ((BUY, "3.5", "ETH"), (SELL, "1", "SOL"), "first (buy 3.5 ETH) cannot be filled: the book has only 3 ETH"),
+        ((SELL, "1", "SOL"), (BUY, "9", "ETH"), "second (buy 9 ETH) cannot be filled: the book has only 3 ETH"),
+        ((BUY, "2", "ETH"), (BUY, "2", "ETH"), "second (buy 2 ETH) cannot be filled: the book has only 1 ETH"),
+        (
+            (BUY, "3", "ETH"),
+            (BUY, "2", "ETH"),
+            "second (buy 2 ETH) cannot be filled: the ETH book shows nothing",
+        ),
+        ((BUY, "1", "ETH"), (SELL, "900", "SOL"), "second (sell 900 SOL) cannot be filled: insufficient margin: "),
+    ],
+)
+def test_neither_order_of_a_pair_is_placed_if_one_cannot_be_filled(
+    first: tuple[OrderSide, str, str], second: tuple[OrderSide, str, str], reason: str
+) -> None:
+    desk = two_markets()
+    before = desk.account
+    answers = desk.pair(first, second)
+    assert {answer.status for answer in answers} == {OrderStatus.REJECTED}
+    assert len({answer.id for answer in answers}) == 2
+    for answer in answers:
+        assert str(answer.reason).startswith(f"neither order of the pair is placed; the {reason}")
+    assert replace(desk.account, sequence=0, last_order_at=None) == replace(before, sequence=0, last_order_at=None)
+    assert (desk.account.sequence, desk.postings[-1].fills) == (before.sequence + 2, [])
+
+
+def test_a_pair_in_one_market_writes_each_row_once() -> None:
+    desk = two_markets()
+    desk.pair((BUY, "2", "ETH"), (SELL, "2", "ETH"))
+    (posting,) = desk.postings
+    assert (posting.positions, len(posting.trades), desk.account.positions) == ([], 1, {})
+    desk.pair((SELL, "1", "ETH"), (BUY, "1", "ETH"))
+    assert len({trade.id for posting in desk.postings for trade in posting.trades}) == 2

@@ -59,3 +59,16 @@ def test_a_halt_of_all_accounts_covers_each() -> None:
 def test_which_orders_may_open(side: OrderSide, quantity: str, more: dict[str, object], opens: bool) -> None:
     fields = {"account_id": "default", "symbol": "BTC", "side": side, "quantity": D(quantity), **more}
     assert may_open(holding(Side.LONG, "1"), Order(**fields)) is opens  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("orders", "opens"),
+    [
+        ([(OrderSide.SELL, "0.5"), (OrderSide.SELL, "0.5")], False),
+        ([(OrderSide.SELL, "1"), (OrderSide.SELL, "0.1")], True),  # the first closes what the second would reduce
+        ([(OrderSide.SELL, "1"), (OrderSide.BUY, "0.1")], True),
+    ],
+)
+def test_whether_a_pair_may_open_depends_on_both_orders(orders: list[tuple[OrderSide, str]], opens: bool) -> None:
+    pair = [Order(account_id="default", symbol="BTC", side=side, quantity=D(quantity)) for side, quantity in orders]
+    assert may_open(holding(Side.LONG, "1"), *pair) is opens
