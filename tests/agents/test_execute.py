@@ -8,10 +8,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 from support.scripted import make_settings, make_tick
 
 from trader.agents.domain.guard import Approved, RiskContext, orders_of_call
-from trader.agents.domain.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
+from trader.agents.domain.tools import (
+    Change,
+    ClosePosition,
+    CreatePosition,
+    PlaceOrder,
+    PlacePair,
+    PlannedExit,
+    UpdateExitPlan,
+)
 from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
 from trader.exchange.domain.account import Account
@@ -113,3 +122,37 @@ def test_an_old_book_refuses_another_exit_plan() -> None:
 def test_a_waiting_coroutine_cannot_run_at_once() -> None:
     with pytest.raises(RuntimeError, match="needs an event loop"):
         run_at_once(asyncio.sleep(0))
+
+
+PAIR = PlacePair(
+    first=PlaceOrder(symbol="BTC", side="buy", quantity=0.05, exit_plan=PlannedExit(stop=99_000)),
+    second=PlaceOrder(symbol="btcusdt", side="sell", quantity=0.02, reduce_only=True),
+)
+
+
+def test_a_pair_is_one_call_with_two_answers() -> None:
+    where = environment()
+    status, result = outcome(PAIR, where)
+    assert where.posting is not None
+    assert (status, result["reason"]) == ("ok", None)
+    assert [(each["status"], each["filledQuantity"]) for each in result["orders"]] == [
+        ("filled", "0.05"), ("filled", "0.02"),
+    ]  # fmt: skip
+    assert [answer.client_order_id for answer in where.posting.answers] == [f"{UUID(int=1)}:1", f"{UUID(int=1)}:1:2"]
+    assert where.posting.account.positions["BTC"].quantity == Decimal("0.03")
+    refused = environment(quoted_at=NOW - timedelta(seconds=20))
+    far = replace(PAIR, second=replace(PAIR.second, quantity=40, reduce_only=False, side="buy", exit_plan=None))
+    status, result = outcome(far, refused)
+    assert (status, refused.posting) == ("rejected", None)
+    assert result["reason"] == (
+        "The second order of the pair: A stop is mandatory for an order that may open a position: give exitPlan.stop."
+    )
+
+
+def test_an_unknown_market_of_either_order_of_a_pair_is_reported() -> None:
+    for pair in (replace(PAIR, second=replace(PAIR.second, symbol="doge")), replace(PAIR, first=PAIR.second)):
+        where = environment()
+        status, result = outcome(pair, where)
+        assert (status, where.posting) == ("failed" if pair.first is PAIR.first else "rejected", None), result
+    unknown = outcome(replace(PAIR, second=replace(PAIR.second, symbol="doge")), environment())[1]
+    assert unknown == {"error": "There is no market 'doge'; the markets are BTC."}

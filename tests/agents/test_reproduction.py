@@ -11,7 +11,7 @@ from uuid import UUID
 
 import orjson
 import pytest
-from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.trading_floor import Floor, ScriptedProvider, calling, hold, open_floor, opening
 from support.waiting import until
 
 from trader.__main__ import main
@@ -237,3 +237,46 @@ async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: py
     assert capsys.readouterr().out.endswith("The books are NOT identical.\n")
     assert run(UUID(int=7)) == 1
     assert "there is no invocation" in capsys.readouterr().err
+
+
+PAIR = {
+    "first": {"symbol": "BTC", "side": "buy", "quantity": 0.01, "exitPlan": {"stop": 90_000}},
+    "second": {"symbol": "ETH", "side": "sell", "quantity": 0.3, "exitPlan": {"stop": 3_600}},
+}
+
+
+async def test_a_pair_is_reproduced(database: Database) -> None:
+    """The markets have their books after the latency one after the other, while an exit plan of a third one fires."""
+    provider = ScriptedProvider("strategy")
+    async with open_floor(database, provider=provider, SIM_LATENCY_MS="200") as floor:
+        await floor.add("ada", provider="strategy")
+
+        async def cycle(*calls: tuple[str, Any]) -> FinishedInvocation:
+            provider.scripts["ada"] = [calling(*calls), hold()]
+            await floor.start_batch()
+            for mids in ({"SOL": "199"}, {"ETH": "3310"}, {"BTC": "94100"}):
+                await until(lambda: floor.market.orders_waiting)
+                await floor.see(mids)
+            await floor.idle()
+            return (await floor.invocations.finished(page=Page(1)))[0]
+
+        too_large = {**PAIR["second"], "quantity": 3}
+        filled = await cycle(("placePair", PAIR))
+        refused = await cycle(("placePair", {**PAIR, "second": too_large}))
+        for record, ends, detail in (
+            (filled, ["filled", "filled"], "2 fills, to the last digit"),
+            (
+                refused,
+                ["rejected", "rejected"],
+                "rejected: neither order of the pair is placed; the second (sell 3 ETH)",
+            ),
+        ):
+            (call, *_) = record.tool_calls
+            assert [result["status"] for result in call.metadata["results"]] == ends
+            assert [decision["symbol"] for decision in call.metadata["decisions"]] == ["BTC", "ETH"]
+            reproduction = await again(floor, record)
+            assert reproduction.is_same, reproduction
+            assert reproduction.calls[0][1].detail.startswith(detail)
+        async with database.connection() as conn:
+            await conn.execute("UPDATE fills SET price = price + 1 WHERE symbol = 'ETH'")
+        assert (await again(floor, filled)).calls[0][1].same is False

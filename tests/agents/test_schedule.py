@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from uuid import NAMESPACE_URL, uuid5
@@ -28,6 +28,7 @@ from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import Invocation
 from trader.agents.providers.providers import RuleProvider
 from trader.agents.sql.linked_invocations import update_invocation_closed
+from trader.agents.verification import verify
 from trader.core.errors import OrderUndecided, ProviderError, Unavailable
 from trader.core.events import ConversationsChanged
 from trader.database.pool import Connection, Database, Page
@@ -124,6 +125,12 @@ class SlowAnswers(PaperExchange):
         await asyncio.Event().wait()
         return answer
 
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+        answers = await super().place_pair(first, second)
+        self.committed.set()
+        await asyncio.Event().wait()
+        return answers
+
 
 async def test_cancellation_after_its_order_was_committed(database: Database) -> None:
     async with open_floor(database, exchange_type=SlowAnswers) as floor:
@@ -139,6 +146,38 @@ async def test_cancellation_after_its_order_was_committed(database: Database) ->
         (call,) = record.tool_calls
         assert (call.status, call.metadata["results"][0]["status"]) == ("ok", "filled")
         assert "BTC" in floor.exchange.account("ada").positions
+
+
+async def test_cancellation_after_its_pair_was_committed(database: Database) -> None:
+    provider = ScriptedProvider("strategy")
+    async with open_floor(database, provider=provider, exchange_type=SlowAnswers) as floor:
+        assert isinstance(floor.exchange, SlowAnswers)
+        floor.exchange.committed = asyncio.Event()
+        await floor.add("ada", provider="strategy")
+        legs = {
+            name: {"symbol": symbol, "side": "buy", "quantity": 0.01, "exitPlan": {"stop": 1}}
+            for name, symbol in (("first", "BTC"), ("second", "ETH"))
+        }
+        provider.scripts["ada"] = [calling(("placePair", legs))]
+        await floor.start_batch()
+        await floor.exchange.committed.wait()
+        await floor.agents.close()
+        (record,) = await floor.invocations.finished()
+        (call,) = record.tool_calls
+        assert [result["status"] for result in call.metadata["results"]] == ["filled", "filled"]
+        assert not (await verify(floor.database, [])).findings
+
+
+async def test_orders_without_an_id_of_their_own_belong_to_their_calls(database: Database) -> None:
+    provider = ScriptedProvider("strategy")
+    async with open_floor(database, provider=provider) as floor:
+        await floor.add("ada", provider="strategy")
+        order = {"symbol": "BTC", "side": "buy", "quantity": 0.01, "exitPlan": {"stop": 1}}
+        pair = {"first": order, "second": {**order, "symbol": "ETH"}}
+        provider.scripts["ada"] = [calling(("placeOrder", order), ("placePair", pair)), hold()]
+        (record,) = await floor.cycle()
+        assert [len(call.metadata["results"]) for call in record.tool_calls] == [1, 2, 1]
+        assert not (await verify(database, [])).findings
 
 
 class Undecided(PaperExchange):
@@ -207,15 +246,27 @@ async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor)
                 client_order_id=f"{run_id}:{number}", invocation_id=run_id,
             )
         )  # fmt: skip
+    hedge = [
+        Order(
+            account_id="ada", symbol=symbol, side=OrderSide.SELL, quantity=Decimal("0.01"), client_order_id=own,
+            invocation_id=run_id,
+        )
+        for symbol, own in (("BTC", f"{run_id}:4"), ("ETH", f"{run_id}:4:2"))
+    ]  # fmt: skip
+    await floor.exchange.place_pair(*hedge)
     await floor.agents.start()
     await floor.agents.start()
     (record,) = await floor.invocations.finished()
     assert [(call.number, call.type, call.status) for call in record.tool_calls] == [
         (2, "CREATE_POSITION", "ok"),
         (3, "CLOSE_POSITION", "ok"),
+        (4, "CREATE_POSITION", "ok"),
     ]
     result = record.tool_calls[0].metadata["results"][0]
     assert (result["recovered"], result["filledQuantity"]) == (True, "0.1")
+    both = record.tool_calls[2].metadata["results"]
+    assert [(each["recovered"], each["filledQuantity"]) for each in both] == [(True, "0.01")] * 2
+    assert not (await verify(floor.database, [])).findings
 
 
 # --- many runs --------------------------------------------------------------------------------------------------------

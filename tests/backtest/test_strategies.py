@@ -19,6 +19,7 @@ from support.candles import FOLDER, write_part, write_walk
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
+from trader.agents.domain.tools import RECORDED_TOOLS, decode, request_of
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.backtest.masking import MaskedPeek
 from trader.core.errors import SettingsError, StrategyError
@@ -34,6 +35,7 @@ from trader.strategies import (
     GivenPosition,
     OrderType,
     PlaceOrder,
+    PlacePair,
     PlannedExit,
     SeriesValue,
     Side,
@@ -479,6 +481,49 @@ def test_a_strategy_may_place_and_cancel_limit_orders(tmp_path: Path) -> None:
     assert (placed.limit_price, placed.client_order_id) == (92_000.5, None)
     assert placed.exit_plan == PlannedExit(stop=92_000.5 * 0.99)
     assert cancelled == CancelOrder(symbol="BTC", order_id="7")
+
+
+def test_a_strategy_may_place_a_pair(tmp_path: Path) -> None:
+    made = decide(
+        tmp_path,
+        "price = view.markets['BTC'].price\n"
+        "return PlacePair(first=PlaceOrder(symbol='BTC', side='buy', quantity=np.float64(0.5), leverage=np.int64(2)),\n"
+        "    second=PlaceOrder(symbol='ETH', side='sell', quantity=price / 2_000,\n"
+        "        exit_plan=PlannedExit(stop=np.float32(2_500))))",
+    )
+    assert made == [
+        PlacePair(
+            first=PlaceOrder(symbol="BTC", side="buy", quantity=0.5, leverage=2.0),
+            second=PlaceOrder(symbol="ETH", side="sell", quantity=46.5, exit_plan=PlannedExit(stop=2_500.0)),
+        )
+    ]
+    assert request_of(1, made[0]).name == "placePair"
+    assert decode(request_of(1, made[0]), RECORDED_TOOLS) == made[0]
+
+
+ORDER = "PlaceOrder(symbol='BTC', side='buy', quantity=1)"
+
+
+@pytest.mark.parametrize(
+    ("orders", "words"),
+    [
+        (f"first={ORDER}, second=None", "`second` is None; expected a PlaceOrder"),
+        (f"first=ClosePosition(symbol='BTC'), second={ORDER}", "`first` is ClosePosition.*; expected a PlaceOrder"),
+        (
+            f"first={ORDER}, second=PlaceOrder(symbol='BTC', side='buy', quantity=1, type='limit', limit_price=9)",
+            "`second` is a limit order; a pair has market orders",
+        ),
+        (
+            f"first=PlaceOrder(symbol='BTC', side='buy', quantity=1, client_order_id='mine'), second={ORDER}",
+            "`first` has the clientOrderId 'mine'; the orders of a pair have none",
+        ),
+        (f"first={ORDER}, second=PlaceOrder(symbol='BTC', side='up', quantity=1)", r"Invalid enum value 'up'.*second"),
+        (f"first={ORDER}", "Missing required argument 'second'"),
+    ],
+)
+def test_a_wrong_order_of_a_pair_is_named(tmp_path: Path, orders: str, words: str) -> None:
+    with pytest.raises(StrategyError, match=rf"own.py:[89]: decide r.*{words}"):
+        decide(tmp_path, f"return PlacePair({orders})")
 
 
 def test_it_decides_only_once_it_is_warm(tmp_path: Path) -> None:

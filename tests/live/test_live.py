@@ -11,7 +11,15 @@ from support.records import add_run, make_run
 from support.venue import break_ledger_writer
 from support.waiting import until
 
-from trader.core.errors import InternalError, NotFound, OrderUndecided, Precondition, StartError, Unavailable
+from trader.core.errors import (
+    InternalError,
+    InvalidInput,
+    NotFound,
+    OrderUndecided,
+    Precondition,
+    StartError,
+    Unavailable,
+)
 from trader.core.events import EventBus, MarketChecked, VenueDiffers
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
@@ -742,3 +750,11 @@ async def test_every_fill_is_compared_with_paper(bench: Bench) -> None:
 async def test_real_money_is_not_reset(bench: Bench) -> None:
     with pytest.raises(Precondition, match="its money is real"):
         await bench.exchange.reset_account("apex")
+
+
+async def test_a_pair_is_refused_since_no_venue_has_atomic_pairs(bench: Bench) -> None:
+    before = len(bench.venue.sent)
+    order = Order(account_id="apex", symbol="BTC", side=OrderSide.BUY, quantity=D("0.1"))
+    with pytest.raises(InvalidInput, match="no pair of orders is atomic there; use single orders"):
+        await bench.exchange.place_pair(order, order)
+    assert len(bench.venue.sent) == before

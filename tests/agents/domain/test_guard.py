@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -29,6 +29,9 @@ from trader.agents.domain.tools import (
     Change,
     ClosePosition,
     CreatePosition,
+    PlaceOrder,
+    PlacePair,
+    PlannedExit,
     UpdateExitPlan,
     call_type,
     decode,
@@ -299,6 +302,43 @@ def test_plan_without_a_stop_is_refused() -> None:
     verdict = judge_plan(UpdateExitPlan(symbol="BTC", target=110_000.0), "BTC", now, LIMITS)
     assert isinstance(verdict, GuardRefusal)
     assert verdict.rule == "stop"
+
+
+def order(symbol: str, side: Literal["buy", "sell"], quantity: float, **more: Any) -> PlaceOrder:
+    stop = {"buy": 1.0, "sell": 1e9}[side]
+    return PlaceOrder(symbol=symbol, side=side, quantity=quantity, exit_plan=PlannedExit(stop=stop), **more)
+
+
+def test_the_second_order_of_a_pair_is_judged_in_the_state_after_the_first() -> None:
+    full = context(held("BTC", Side.LONG, "0.4"))
+    opened = order("ETH", "buy", 5)
+    alone = judge(opened, "ETH", full, LIMITS)
+    assert isinstance(alone, GuardRefusal)
+    closed = PlaceOrder(symbol="BTC", side="sell", quantity=9, reduce_only=True)
+    verdict = judge(PlacePair(first=closed, second=opened), "BTC", full, LIMITS)
+    assert isinstance(verdict, list)
+    assert [(each.symbol, each.side, each.quantity) for each in verdict] == [
+        ("BTC", OrderSide.SELL, 9), ("ETH", OrderSide.BUY, 5),
+    ]  # fmt: skip
+    reversed_order = judge(PlacePair(first=opened, second=closed), "ETH", full, LIMITS)
+    assert isinstance(reversed_order, GuardRefusal)
+    assert reversed_order == alone._replace(reason=f"The first order of the pair: {alone.reason}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rule"),
+    [
+        (order("BTC", "buy", 0.1), order("ETH", "sell", 0.1, leverage=9), "leverage"),
+        (order("BTC", "buy", 0.3), order("BTC", "buy", 0.3), "notional"),
+        (order("BTC", "buy", 0.1), order("BTC", "sell", 0.2), "reversal"),
+        (order("BTC", "buy", 0.1), PlaceOrder(symbol="ETH", side="buy", quantity=1, reduce_only=True), "no position"),
+        (order("BTC", "buy", 0.1), PlaceOrder(symbol="ETH", side="buy", quantity=1), "stop"),
+    ],
+)
+def test_a_refusal_names_the_second_order_of_a_pair(first: PlaceOrder, second: PlaceOrder, rule: str) -> None:
+    verdict = judge(PlacePair(first=first, second=second), "BTC", context(), LIMITS)
+    assert isinstance(verdict, GuardRefusal)
+    assert (verdict.rule, verdict.reason.partition(": ")[0]) == (rule, "The second order of the pair")
 
 
 prices = st.floats(min_value=1e-9, max_value=1e12, allow_nan=False)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.agents.domain.mask import UNKNOWN, Mask
-from trader.agents.domain.tools import ClosePosition, CreatePosition
+from trader.agents.domain.tools import ClosePosition, CreatePosition, PlaceOrder, PlacePair, PlannedExit
 from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, Side
 from trader.market.domain.markets import Candle
 
@@ -33,6 +33,25 @@ def test_orders_and_decisions_survive_masking_and_unmasking_exactly(
         symbol=symbol, side=Side.LONG, quantity=size, leverage=2, stop=stop, invalidation="never", confidence=50
     )
     assert inverse.apply(MASK.apply(decision)) == decision
+
+
+@given(floats, floats, floats)
+def test_both_orders_of_a_pair_are_masked_by_their_own_markets(size: float, first: float, second: float) -> None:
+    pair = PlacePair(
+        first=PlaceOrder(symbol="BTC", side="buy", quantity=size, exit_plan=PlannedExit(stop=first)),
+        second=PlaceOrder(
+            symbol="SOL", side="sell", quantity=size, exit_plan=PlannedExit(stop=second, time_exit=START)
+        ),
+    )
+    masked = MASK.apply(pair)
+    assert MASK.inverse().apply(masked) == pair
+    for own, hidden in zip(pair.orders, masked.orders, strict=True):
+        scale = 2.0 ** MASK.powers[own.symbol]
+        assert own.exit_plan is not None
+        assert own.exit_plan.stop is not None
+        assert hidden.exit_plan is not None
+        assert (hidden.symbol, hidden.quantity) == (MASK.names[own.symbol], own.quantity / scale)
+        assert hidden.exit_plan.stop == own.exit_plan.stop * scale
 
 
 @pytest.mark.parametrize("symbol", PRICES)

@@ -42,6 +42,16 @@ def test_a_line_about_an_agents_order_has_its_exit_plan() -> None:
     assert line_of({**order, "reduceOnly": True, "exitPlan": None}, {}).endswith("limitPrice 3300.5 reduceOnly")
 
 
+def test_a_line_about_a_pair_has_both_orders() -> None:
+    orders = [{"clientOrderId": None, "symbol": "ETH", "side": side, "quantity": 0.5} for side in ("buy", "sell")]
+    call = PastCall("CREATE_POSITION", "ok", orders, [FILLED, {**FILLED, "averagePrice": "2000"}])
+    (line,) = remember(None, [PastCycle(NOW, None, [call])], NOW).decisions
+    words = "placeOrder ETH buy quantity 0.5 and placeOrder ETH sell quantity 0.5"
+    assert line.text == f"filled 0.123456789 at 106521.3 and 0.123456789 at 2000: {words}"
+    refused = call._replace(status="rejected", results=[{"rule": "stop", "reason": "none"}])
+    assert remember(None, [PastCycle(NOW, None, [refused])], NOW).decisions[0].text.startswith("rejected (stop): place")
+
+
 def test_the_arguments_of_a_line_exist() -> None:
     names = {*CreatePosition.__struct_encode_fields__, *PlaceOrder.__struct_encode_fields__}
     assert {"symbol", "side", "quantity", "leverage", "stop", "target", "timeExit", "limitPrice", "reduceOnly"} <= names
