@@ -467,7 +467,8 @@ async def rows_of(venue: Venue) -> list[tuple[int, int]]:
     """Return the numbers of rows and transactions of the orders, then those of the fills."""
     async with venue.database.connection() as conn:
         counts = "SELECT count(*), count(DISTINCT xmin::text) FROM "
-        return [tuple(await conn.fetchrow(counts + table)) for table in ("order_requests", "fills")]
+        rows = [row for table in ("order_requests", "fills") for row in await conn.fetch(counts + table)]
+    return [(count, transactions) for count, transactions in rows]
 
 
 async def test_a_pair_is_written_in_one_transaction_and_traded_once(venue: Venue) -> None:

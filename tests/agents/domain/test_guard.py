@@ -317,7 +317,7 @@ def test_the_second_order_of_a_pair_is_judged_in_the_state_after_the_first() -> 
     closed = PlaceOrder(symbol="BTC", side="sell", quantity=9, reduce_only=True)
     verdict = judge(PlacePair(first=closed, second=opened), "BTC", full, LIMITS)
     assert isinstance(verdict, list)
-    assert [(each.symbol, each.side, each.quantity) for each in verdict] == [
+    assert [(each.symbol, each.side, float(each.quantity)) for each in verdict] == [
         ("BTC", OrderSide.SELL, 9), ("ETH", OrderSide.BUY, 5),
     ]  # fmt: skip
     reversed_order = judge(PlacePair(first=opened, second=closed), "ETH", full, LIMITS)

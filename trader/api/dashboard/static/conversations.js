@@ -309,21 +309,21 @@ function Details({ one }) {
 }
 
 function Call({ one }) {
-  const decision = one.decisions?.[0] ?? {}
-  const result = one.results?.[0] ?? {}
-  const refusal = result.reason ?? result.error
+  const decisions = one.decisions?.length ? one.decisions : [{}] // two of a pair
+  const { rule, reason, error } = one.results?.[0] ?? {}
+  const filled = place => {
+    const result = one.results?.[place] ?? {}
+    if (one.status !== 'ok' || !result.averagePrice) return ''
+    return html` <span
+      class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>`
+  }
   return html`<li class="call"><span class=${`badge ${KINDS[one.status] ?? ''}`}>${NAMES[one.type] ?? one.type}</span>
-    <span>${wordsOf(one.type, decision)}${
-      one.status === 'ok' && result.averagePrice
-        ? html` <span
-          class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>`
-        : ''
-    }</span>
+    ${decisions.map((decision, place) => html`<span>${wordsOf(one.type, decision)}${filled(place)}</span>`)}
     ${
       one.status !== 'ok' &&
       html`<p class=${one.status === 'failed' ? 'warn' : 'loss'}>${one.status === 'rejected' ? 'Refused' : 'Failed'}${
-        result.rule ? ` (${result.rule})` : ''
-      }: ${refusal ?? 'no reason was recorded'}</p>`
+        rule ? ` (${rule})` : ''
+      }: ${reason ?? error ?? 'no reason was recorded'}</p>`
     }
   </li>`
 }

@@ -23,7 +23,7 @@ export function Feed({ window }) {
   const turns = merged(state.conversations ?? [], acted.data?.conversations ?? [])
   const trades = merged(state.trades ?? [], closed.data?.trades ?? [])
   const events = [
-    ...turns.flatMap(turn => turn.toolCalls.flatMap(each => callEvent(turn, each))),
+    ...turns.flatMap(turn => turn.toolCalls.flatMap(each => callEvents(turn, each))),
     ...trades.map(trade => ({
       at: trade.closedAt,
       key: `closed ${trade.id}`,
@@ -62,9 +62,9 @@ export function Feed({ window }) {
 
 const KINDS = { opened: '', closed: '', refused: 'loss', lead: 'accent', halt: 'warn' }
 
-/** The event of a tool call: a position opened, or a refusal. Closes are those of the trades. */
-function callEvent(turn, { id, type, status, metadata }) {
-  const [decision = {}, result = {}] = [metadata.decisions?.[0], metadata.results?.[0]]
+/** The events of a tool call: the positions opened, two by a pair, or a refusal. Closes are those of the trades. */
+function callEvents(turn, { id, type, status, metadata }) {
+  const { decisions = [], results = [] } = metadata
   const event = { at: turn.timestamp, key: id, of: turn }
   if (status === 'rejected') {
     return [
@@ -72,21 +72,24 @@ function callEvent(turn, { id, type, status, metadata }) {
         ...event,
         kind: 'refused',
         text: html`<a
-          href=${`#/conversations/${turn.id}`}>${decision.symbol ?? type}</a>: ${result.reason ?? result.error ?? 'no reason was recorded'}`,
+          href=${`#/conversations/${turn.id}`}>${decisions[0]?.symbol ?? type}</a>: ${results[0]?.reason ?? results[0]?.error ?? 'no reason was recorded'}`,
       },
     ]
   }
-  if (type !== 'CREATE_POSITION' || !result.averagePrice) return []
-  return [
-    {
+  if (type !== 'CREATE_POSITION') return []
+  return results.flatMap((result, place) => {
+    const decision = decisions[place] ?? {}
+    if (!result.averagePrice) return []
+    return {
       ...event,
+      key: `${id} ${place}`,
       kind: 'opened',
       text: html`<${Side} side=${decision.side} /> <a
         href=${`#/trades/${result.orderId}`}>${quantity(result.filledQuantity)} ${decision.symbol}</a> at ${price(result.averagePrice)}${
           decision.confidence == null ? '' : `, ${number(decision.confidence, 0)} % sure`
         }`,
-    },
-  ]
+    }
+  })
 }
 
 const closedText = trade =>
