@@ -1,7 +1,7 @@
 """Arena of the interleavings: processes of the service on one database and one market, built as in the service."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -174,6 +174,12 @@ class RecordingExchange(PaperExchange):
         self.asked.setdefault((order.account_id, order.client_order_id), []).append(order)
         return await super().place_order(order)
 
+    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+        for order in (first, second):
+            assert order.client_order_id is not None
+            self.asked.setdefault((order.account_id, order.client_order_id), []).append(order)
+        return await super().place_pair(first, second)
+
 
 class Process:
     """One process of the service: everything that decides, books, records and follows."""
@@ -303,6 +309,13 @@ class Process:
         answer = await self.exchange.place_order(self.arena.asked.get(key, [first])[0])
         assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
         return answer
+
+    async def place_pair(self) -> None:
+        """Place the same pair each time, and remember its acknowledged orders."""
+        hedge = self.order("pair 2", "0.5", symbol="ETH", side=OrderSide.SELL)
+        for answer in await self.exchange.place_pair(self.order("pair 1"), hedge):
+            key = (answer.account_id, answer.client_order_id or "")
+            assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
 
     async def decide(self) -> None:
         """Place an order as the external agent in its view, and hold."""

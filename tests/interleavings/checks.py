@@ -149,6 +149,8 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
         following = next((tick.at for tick in arena.source.script if tick.at > seen), row["created_at"])
         if row["created_at"] > following:
             yield f"{row['client_order_id']} is dated after the tick of {following:%X}, which it had not seen"
+    if (("a", "pair 1") in booked) is not (("a", "pair 2") in booked):
+        yield "one order of the pair is booked without the other"
     for key, answer in arena.acknowledged.items():
         if booked.get(key) != answer.id:
             yield f"{key} was acknowledged as {answer.id}, and is booked as {booked.get(key)}"

@@ -61,6 +61,10 @@ async def order(s: Schedule) -> None:
     await s.arena.process("A").place("op")
 
 
+async def pair(s: Schedule) -> None:
+    await s.arena.process("A").place_pair()
+
+
 async def first_order(s: Schedule) -> None:
     await s.arena.process("A").place("op", account_id="d")
 
@@ -294,6 +298,7 @@ async def count_missed(s: Schedule) -> None:
 
 OPERATIONS: Final = {
     "order": Operation(order),
+    "pair": Operation(pair),
     "first order": Operation(first_order),
     "limit order": Operation(limit_order),
     "cancel": Operation(cancel),
@@ -618,6 +623,7 @@ ONLY_FOR: Final = {
 """Actors that mean something for these operations only."""
 
 ONLY_BY: Final = {
+    "pair": {"order", "reset", "tick", "touched stop", *FAULTS, "cancellation", "lost lock", "second leader", "stop"},
     "removal": {"first order", "remove", "tick", *FAULTS, "cancellation", "lost lock", "second leader", "stop"},
     "recover at a tick": {"late commit", "touched stop", "ended gap", "order", "lost statement", "clock back"},
     "command flatten": {
