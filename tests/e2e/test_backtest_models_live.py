@@ -203,7 +203,7 @@ class Watcher(Strategy):
             )
         if minute % 7 == 4:
             yield PlacePair(
-                first=PlaceOrder(symbol="ETH", side="sell", quantity=0.1, reduce_only=True),
+                first=PlaceOrder(symbol="BTC", side="buy", quantity=0.01, exit_plan=PlannedExit(stop=50_000)),
                 second=PlaceOrder(symbol="ETH", side="buy", quantity=0.1, reduce_only=True),
             )
         if minute % 9 == 8:
