@@ -501,6 +501,50 @@ def test_a_strategy_may_place_a_pair(tmp_path: Path) -> None:
     assert decode(request_of(1, made[0]), RECORDED_TOOLS) == made[0]
 
 
+HEDGER = """
+from trader.strategies import PlaceOrder, PlacePair, PlannedExit
+
+class Hedger:
+    def decide(self, view):
+        (first, one), (second, other) = view.markets.items()
+        if view.at.minute % 30 == 0:
+            yield PlacePair(
+                first=self.order(first, "buy", 900 / one.price, one.price * 8 / 10),
+                second=self.order(second, "sell", 900 / other.price, other.price * 12 / 10),
+            )
+        elif view.at.minute % 30 == 15 and len(view.positions) == 2:
+            yield PlacePair(
+                first=self.order(first, "sell", 300 / one.price), second=self.order(second, "buy", 300 / other.price)
+            )
+        elif view.at.minute % 30 == 20:
+            yield PlacePair(
+                first=self.order(first, "sell", 300 / one.price), second=self.order(second, "sell", 300 / other.price)
+            )
+
+    def order(self, symbol, side, quantity, stop=None):
+        plan = None if stop is None else PlannedExit(stop=stop)
+        return PlaceOrder(symbol=symbol, side=side, quantity=quantity, exit_plan=plan, reduce_only=plan is None)
+"""
+
+
+def test_pairs_trade_alike_behind_a_mask_and_from_a_cassette(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "hedger.py"
+    file.write_text(HEDGER)
+    hours = ("--from", "2025-03-01T20:00:00Z", "--to", "2025-03-01T22:00:00Z")
+    options, kept = ("--strategy", f"{file}:Hedger", *hours), ("--cassette", str(tmp_path / "kept"))
+    for name, more in (("masked", ("--mask", "symbols,dates,scale")), ("asked", kept), ("again", kept)):
+        code, result = backtest(data, tmp_path / name, *options, *more)
+        assert (code, result["ended"]) == (0, None)
+    rows: dict[str, list[list[Any]]] = {}
+    for name in ("masked", "asked", "again"):
+        written = results.load(tmp_path / name)
+        for row in (*written.fills.rows(), *written.decisions.rows()):
+            rows.setdefault(f"{name} {row[1]}", []).append([row[0], *row[2:]])
+    first, *others = rows.values()
+    assert others == [first] * 3
+    assert {row[3] for row in first if row[1] == "placePair"} == {"ok", "rejected"}
+
+
 ORDER = "PlaceOrder(symbol='BTC', side='buy', quantity=1)"
 
 
