@@ -154,9 +154,26 @@ async def test_a_browser_draws_the_series_of_a_strategy_over_the_candles_and_bel
         assert await tab.evaluate(legend) == [f"mean <b> {last:,.1f}", "minute 59.0000"]
         keys = "[...document.querySelectorAll('#markets .series .key')]"
         colors = await tab.evaluate(f"{keys}.map(one => one.style.getPropertyValue('--key'))")
+        await tab.evaluate(WATCHED)  # with a trade selected, most of the lines is out of the picture
+        await tab.evaluate("document.querySelectorAll('#markets .steps button')[1].click()")
+        await tab.until(f"{colors}.every(color => window.drawn[color])")
+        assert await tab.evaluate(f"{colors}.every(color => window.drawn[color].every(isForward))")
         assert tab.problems == []
         assert [await tab.evaluate(INK.format(color=color)) for color in colors] == [[True, False], [False, True]]
 
+
+WATCHED = """(() => {
+    window.drawn = {}
+    window.isForward = line => line.length > 1 && line.every((x, place) => !place || x > line[place - 1])
+    let line = []
+    const { beginPath, lineTo, stroke } = CanvasRenderingContext2D.prototype
+    Object.assign(CanvasRenderingContext2D.prototype, {
+        beginPath() { line = []; beginPath.call(this) },
+        lineTo(x, y) { line.push(x); lineTo.call(this, x, y) },
+        stroke() { (window.drawn[this.strokeStyle] ??= []).push(line); stroke.call(this) },
+    })
+})()"""
+"""Keeps the x of the points of each line that is drawn from now on, by color."""
 
 INK = """(() => {{
     const wanted = [1, 3, 5].map(place => parseInt('{color}'.slice(place, place + 2), 16))

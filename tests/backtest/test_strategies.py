@@ -622,6 +622,8 @@ def test_a_series_has_no_values_without_a_number_or_before_the_warm_up(tmp_path:
         "        return [SeriesValue('BTC', 'a', np.float64(2)), SeriesValue('BTC', 'b', np.nan, panel=True)]\n"
     )
     assert load(tmp_path, text).series(RISING) == [SeriesValue("BTC", "a", 2.0)]
+    alone = text.replace("return [", "return ").replace(", SeriesValue('BTC', 'b', np.nan, panel=True)]", "")
+    assert load(tmp_path, alone).series(RISING) == [SeriesValue("BTC", "a", 2.0)]
     assert load(tmp_path, text).series(build_view({"BTC": [90_000.0] * 59})) == []
     assert load(tmp_path, BUYER, leverage=2).series(RISING) == []
 

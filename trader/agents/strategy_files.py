@@ -281,7 +281,7 @@ def _is_warm(view: View, candles: int) -> bool:
 def _taken(made: Any) -> list[Any]:
     """Return decisions or values as a list; a strategy may also return None, one decision, a tuple or a generator."""
     taken: list[Any] = []
-    is_one = not isinstance(made, Iterable) or isinstance(made, str | bytes | Mapping)
+    is_one = not isinstance(made, Iterable) or isinstance(made, str | bytes | Mapping | SeriesValue)
     for each in () if made is None else [made] if is_one else made:
         if len(taken) == DECISIONS_MAX:
             raise ValueError(f"more than {DECISIONS_MAX} of them in one cycle")

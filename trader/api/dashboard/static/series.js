@@ -10,8 +10,11 @@ const QUIET = { lastValueVisible: false, priceLineVisible: false }
 
 const colorOf = place => onGround(identityOf(place))
 
-/** A line as a custom series of lightweight-charts: rows of {time, value}, or without a value. */
-function line(place) {
+/**
+ * A line as a custom series of lightweight-charts: rows of {time, bar, value}, or without a value. The chart computes x
+ * for visible rows only, so the rows that lead the line out of the picture are placed by their bar.
+ */
+function line(place, axis) {
   let shown = null
   const renderer = {
     draw(target, heightOf) {
@@ -19,8 +22,10 @@ function line(place) {
         if (!shown?.visibleRange) return
         const { from, to } = shown.visibleRange
         context.beginPath()
-        for (const { x, originalData } of shown.bars.slice(Math.max(0, from - 1), to + 1))
+        for (const { originalData } of shown.bars.slice(Math.max(0, from - 1), to + 1)) {
+          const x = axis.logicalToCoordinate(originalData.bar)
           context.lineTo(x * horizontalPixelRatio, heightOf(originalData.value) * verticalPixelRatio)
+        }
         context.strokeStyle = colorOf(place)
         context.lineWidth = LINE_PX * verticalPixelRatio
         context.lineJoin = 'round'
@@ -45,8 +50,8 @@ export function drawSeries(chart, times, series, onValues) {
   const main = chart.panes()[0]
   const height = main.getHeight()
   const lines = series.map((one, place) => {
-    const added = chart.addCustomSeries(line(place), QUIET, one.panel ? (panels += 1) : 0)
-    added.setData(times.map((time, bar) => (one.values[bar] == null ? { time } : { time, value: one.values[bar] })))
+    const added = chart.addCustomSeries(line(place, chart.timeScale()), QUIET, one.panel ? (panels += 1) : 0)
+    added.setData(times.map((time, bar) => ({ time, bar, value: one.values[bar] ?? undefined })))
     return added
   })
   main.setStretchFactor(height - panels * PANEL_PX)
