@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -254,6 +255,29 @@ def test_a_decision_for_an_unknown_market_fails_as_in_a_service(data: Path, tmp_
     failed = results.load(tmp_path / "run").decisions
     assert set(failed["status"]) == {"failed"}
     assert failed["reason"][0] == "There is no market 'DOGE'; the markets are BTC, ETH."
+
+
+def test_refused_decisions_are_counted_by_rule_with_the_last_reason(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bare.py"
+    file.write_text(
+        "from trader.strategies import ClosePosition, PlaceOrder\nclass Bare:\n    def decide(self, view):\n"
+        "        yield PlaceOrder(symbol='BTC', side='buy', quantity=0.01)\n"
+        "        if view.at.minute == 55:\n            yield ClosePosition(symbol=f'{view.at:%Hh%M}')\n"
+    )
+    _, value = backtest(data, tmp_path / "run", "--strategy", f"{file}:Bare", "--from", "2025-03-02T04:50:00Z")
+    rows = [(row["rule"] or row["status"], row["reason"]) for row in results.load(tmp_path / "run").decisions.records()]
+    counts, reasons = Counter(rule for rule, _ in rows), dict(rows)
+    assert set(counts) == {"stop", "failed"}
+    assert value["accounts"][0]["refused"] == [
+        {"rule": rule, "count": count, "reason": reasons[rule]} for rule, count in counts.most_common()
+    ]
+    assert "'05H55'" in reasons["failed"].upper()
+    said = f"bare: refused: {counts['stop']} stop ({reasons['stop']}); 2 failed ({reasons['failed']})"
+    assert said in capsys.readouterr().out
+    cell = rf">refused</th>.*?>{len(rows)}</td></tr>"
+    assert re.search(cell, (tmp_path / "run" / "report.html").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def load(tmp_path: Path, text: str, **params: Any) -> LoadedStrategy:

@@ -1,6 +1,7 @@
 """Accounts of a backtest, and the base class of their decision sources."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -302,6 +303,15 @@ class ModelAccount(BacktestAccount):
         if known is None or known.sequence != self.account.sequence or known.hour != hour:
             known = self._history = super().history(now)
         return known
+
+    def refusals(self) -> list[tuple[str, int, str | None]]:
+        """Return each rule that refused decisions, with their number and the last reason, the most frequent first.
+
+        The rule of the exchange's rejections is `exchange`, and that of decisions that failed `failed`.
+        """
+        refused = [(each.rule or each.status, each.reason) for each in self.outcomes if each.status != "ok"]
+        reasons, counts = dict(refused), Counter(rule for rule, _ in refused)
+        return [(rule, count, reasons[rule]) for rule, count in counts.most_common()]
 
 
 def open_model_account(model: Model, source: DecisionSource, settings: Settings, at: datetime) -> ModelAccount:

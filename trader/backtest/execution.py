@@ -408,7 +408,7 @@ def _value(
     """Return the JSON object of the result."""
     by_files = sorted(source.funded_by_files)
     plain = {symbol: source.plain_rate(symbol) for symbol in sorted(set(source.markets) - set(by_files))}
-    models = {model.id: model for model, _ in chosen.models}
+    accounts = {followed.model.id: followed for followed in run.accounts}
     return {
         "program": f"trader {__version__}",
         "data": str(spec.conditions.recording),
@@ -431,6 +431,6 @@ def _value(
         "options": kept_options(spec.conditions, list(source.markets)),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [
-            account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
+            account_value(standing, accounts[standing.account.model_id], run.starts_at) for standing in standings
         ],
     }

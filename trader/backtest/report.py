@@ -34,7 +34,8 @@ SCRIPT: Final = "backtest_report.js"
 
 FIGURES = (
     "Sharpe, Sortino and Calmar ratios are annual, from daily closes, and need ten days. In the market: the share of "
-    "the time with a position. Drawdowns are of the last equity of each hour; within hours they may have been larger."
+    "the time with a position. Drawdowns are of the last equity of each hour; within hours they may have been larger. "
+    "Refused: decisions that the guard or the exchange refused; the decisions table has the reasons."
 )
 MONTHS = "The return of each calendar month in UTC, from the equity at its end; the first and the last may be partial."
 CANDLES = "Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one."
@@ -82,11 +83,14 @@ def _figures(run: Backtest, settings: Settings, ranked: _Ranked, baselines: Sequ
     for standing, followed in ranked:
         statistics = statistics_of(run, followed, settings)
         fees = signed(-(standing.account.fees + standing.account.liquidation_fees))
-        rows.append((escape(standing.account.name), *_of_equity(statistics), *_of_trades(statistics, run), fees))
-    rows += [(escape(each.baseline.name), *_of_equity(statistics_of_baseline(each)), *["–"] * 6) for each in baselines]
+        refused = f"{sum(count for _, count, _ in followed.refusals()):,}"
+        rows.append(
+            (escape(standing.account.name), *_of_equity(statistics), *_of_trades(statistics, run), fees, refused)
+        )
+    rows += [(escape(each.baseline.name), *_of_equity(statistics_of_baseline(each)), *["–"] * 7) for each in baselines]
     heads = (
         "account", "return", "max drawdown", "Sharpe", "Sortino", "Calmar", "in the market", "trades", "won",
-        "profit factor", "mean trade", "fees",
+        "profit factor", "mean trade", "fees", "refused",
     )  # fmt: skip
     return table(heads, rows)
 

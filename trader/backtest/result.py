@@ -8,6 +8,7 @@ from trader.agents.domain.models import Model, contamination
 from trader.agents.providers.cassette import Cassette
 from trader.agents.strategy_files import LoadedStrategy
 from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.backtest.accounts import ModelAccount
 from trader.backtest.models import MASKED, Chosen
 from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordingStrategySource
@@ -35,18 +36,20 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
     }
 
 
-def account_value(standing: RankedModel, model: Model, starts_at: datetime) -> dict[str, Any]:
+def account_value(standing: RankedModel, followed: ModelAccount, starts_at: datetime) -> dict[str, Any]:
     """Return the figures of an account; its drawdown is of the last equity of each hour."""
+    refused = [{"rule": rule, "count": count, "reason": reason} for rule, count, reason in followed.refusals()]
     return {
         "id": standing.account.model_id,
         "variant": standing.account.variant,
-        **model_value(model, starts_at),
+        **model_value(followed.model, starts_at),
         "equity": standing.account.equity,
         "returnPercent": standing.return_percent,
         "maxDrawdownPercent": standing.drawdown,
         "trades": standing.account.trades,
         "tradesWithinMinute": standing.account.within_minute,
         "decisions": standing.account.invocations,
+        "refused": refused,
         "gross": standing.account.gross,
         "fees": standing.account.fees + standing.account.liquidation_fees,
         "funding": standing.account.funding,
@@ -130,6 +133,12 @@ def _masked_lines(value: Mapping[str, Any] | None) -> Iterator[str]:
             f"{each['id']}: masked ({hidden}) minus plain: {each['equity']:+,.2f}, "
             f"{each['returnPercent']:+.2f} %, {each['trades']:+d} trades"
         )
+
+
+def refused_line(account: Mapping[str, Any]) -> str:
+    """Return the text line about an account's refused decisions: the rules, each with its last reason."""
+    rules = (f"{each['count']:,} {each['rule']} ({each['reason']})" for each in account["refused"])
+    return f"{account['id']}: refused: {'; '.join(rules)}"
 
 
 def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trader.backtest.conditions import CAUSES, compare_conditions
 from trader.backtest.execution import DECISIONS, LEDGER, REPORT, RESULT, BacktestListener, Interrupts, execute
-from trader.backtest.result import capacity_lines, model_lines
+from trader.backtest.result import capacity_lines, model_lines, refused_line
 from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
@@ -223,6 +223,7 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: Bac
     yield f"{', '.join(value['markets'])}, {value['from']} to {value['to']}; funding: {'; '.join(named)}"
     yield from capacity_lines(value["capacity"])
     yield from model_lines(value)
+    yield from (refused_line(account) for account in value["accounts"] if account["refused"])
     for account in value["accounts"]:
         yield deflated_line(account["id"], account["deflated"])
     if not value["complete"] and value["ended"] is None:
