@@ -85,6 +85,7 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--from", "2025-02-28T23:59:00Z"), "--from is 2025-02-28T23:59:00.000Z, which is before that"),
         (("--to", "2025-03-09T00:00:00Z"), "--to is 2025-03-09T00:00:00.000Z, which is beyond that"),
         (("--to", "2025-03-01T11:00:00Z"), "--to: expected a time after --from"),
         (

@@ -304,6 +304,11 @@ def test_a_plain_class_gets_the_defaults_and_its_state_is_saved_and_loaded(tmp_p
         (BUYER, (), "Buyer needs the parameter leverage"),
         (BUYER, ("leverage=2", "windov=1"), "Buyer has no parameter 'windov'; it has leverage, symbol"),
         (BUYER, ("leverage=high",), "the parameter leverage of Buyer is 'high'"),
+        (
+            BUYER,
+            ("leverage=nan",),
+            "the parameter leverage of Buyer is 'nan': Expected a finite number",
+        ),
         (BUYER.replace("class Buyer", "class Seller"), ("leverage=2",), "has no class 'Buyer'; its classes are Seller"),
         (BUYER.replace("class Buyer:", "class Buyer"), ("leverage=2",), "own.py:4: expected ':'"),
         ("import nothing_here\n" + BUYER, ("leverage=2",), "own.py:1: raised ModuleNotFoundError"),

@@ -58,6 +58,7 @@ def test_a_grid_is_every_combination_of_ranges_and_repeated_values() -> None:
     assert grid[0] == {"window": "10", "risk": "0.10", "side": "long"}
     assert grid[-1] == {"window": "30", "risk": "0.20", "side": "short"}
     assert grid_of(None) == [{}]
+    assert [each["window"] for each in grid_of(["window=10..20:10", "window=20", "window=30"])] == ["10", "20", "30"]
     for wrong in ("window=10..5:1", "window=1..2:0"):
         with pytest.raises(SettingsError, match=r"a range must be FIRST\.\.LAST:STEP"):
             grid_of([wrong])

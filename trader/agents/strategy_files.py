@@ -331,6 +331,8 @@ def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Stra
         kind = hints.get(name, Any if default in (None, inspect.Parameter.empty) else type(default))
         try:
             values[name] = msgspec.convert(value.item() if isinstance(value, np.generic) else value, kind, strict=False)
+            if isinstance(values[name], float | Decimal) and not math.isfinite(values[name]):
+                raise TypeError("Expected a finite number")  # which JSON can record
         except (msgspec.ValidationError, TypeError) as error:
             problem = f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}"
             problems.append(f"{problem}; {_ONE_VALUE}" if _are_several(value) else problem)

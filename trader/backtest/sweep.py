@@ -88,13 +88,15 @@ def is_grid(texts: Sequence[str] | None) -> bool:
 def grid_of(texts: Sequence[str] | None) -> list[dict[str, str]]:
     """Return every combination of the parameters; each may be a range such as `10..50:10`, or be given several times.
 
+    A value given twice counts once.
+
     :raises SettingsError: a text has no name, or the step of a range does not lead to its end
     """
     values: dict[str, list[str]] = {}
     for text in texts or ():
         for name, value in params_of([text]).items():
             values.setdefault(name, []).extend(_range(text, value))
-    return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    return [dict(zip(values, each, strict=True)) for each in itertools.product(*map(dict.fromkeys, values.values()))]
 
 
 def _range(text: str, value: str) -> list[str]:

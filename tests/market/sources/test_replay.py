@@ -268,7 +268,7 @@ async def test_long_data_is_traded_after_a_warm_up(tmp_path: Path) -> None:
         (("BTC", "PEPE"), {}, "MARKETS names PEPE, whose figures are unknown"),
         (("BTC", "ETH"), {}, "have no time in common"),
         (("BTC",), {"start": START + 60 * MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
-        (("BTC",), {"start": START - MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
+        (("BTC",), {"start": START - MINUTE}, "REPLAY_START is .*, which is before that"),
         (("BTC",), {"end": START}, "REPLAY_START and REPLAY_END leave nothing"),
     ],
 )

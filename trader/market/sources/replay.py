@@ -128,7 +128,9 @@ class ReplaySource:
         begin = self._wanted_start or first + warm_up
         end = min(last, self._wanted_end or last)
         covered = f"{self._place} covers {iso(first)} to {iso(last)}"
-        if not first <= begin < end:
+        if begin < first:
+            raise StartError(f"{covered}; REPLAY_START is {iso(begin)}, which is before that")
+        if begin >= end:
             raise StartError(
                 f"{covered}; REPLAY_START and REPLAY_END leave nothing to play: they are {iso(begin)} and "
                 f"{iso(self._wanted_end or last)}"
