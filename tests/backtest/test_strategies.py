@@ -309,6 +309,11 @@ def test_a_plain_class_gets_the_defaults_and_its_state_is_saved_and_loaded(tmp_p
             ("leverage=nan",),
             "the parameter leverage of Buyer is 'nan': Expected a finite number",
         ),
+        (
+            BUYER.replace("leverage: float", "leverage: __import__('typing').Literal['low', 'high']"),
+            ("leverage=none",),
+            "the parameter leverage of Buyer is 'none': Expected one of high, low",
+        ),
         (BUYER.replace("class Buyer", "class Seller"), ("leverage=2",), "has no class 'Buyer'; its classes are Seller"),
         (BUYER.replace("class Buyer:", "class Buyer"), ("leverage=2",), "own.py:4: expected ':'"),
         ("import nothing_here\n" + BUYER, ("leverage=2",), "own.py:1: raised ModuleNotFoundError"),
@@ -336,8 +341,8 @@ def test_a_wrong_file_class_or_parameter_is_named_before_anything_runs(
         ("raise SystemExit(3)", "own.py:10: decide raised SystemExit: 3"),
         ("while True: pass", "own.py:10: decide took longer than its deadline_s of 0.2 s"),
         ("return ['buy']", "own.py:8: decide returned 'buy'; expected one of CreatePosition"),
-        ("price = -price", "own.py:8: decide returned a CreatePosition with Expected `float` > 0"),
-        ("price *= 10**9", "own.py:8: decide returned a CreatePosition with Expected `float`"),
+        ("price = -price", "own.py:8: decide returned a CreatePosition with quantity: expected a number above 0 up to"),
+        ("price *= 10**9", "own.py:8: decide returned a CreatePosition with stop: expected a number above 0 up to"),
     ],
 )
 def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
@@ -366,7 +371,7 @@ class Buyer:
 """
     view = build_view({"BTC": [93_000]})
     assert load(tmp_path, text, symbol="B\x00TC").decide(view) == [ClosePosition(symbol="BTC")]
-    with pytest.raises(StrategyError, match="a ClosePosition with Expected `str` of length >= 1"):
+    with pytest.raises(StrategyError, match="a ClosePosition with symbol: expected text of 1 to 32 characters"):
         load(tmp_path, text, symbol="\x00").decide(view)
 
 

@@ -35,6 +35,7 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import ObservedFill, Shown, View
 from trader.core.errors import SettingsError, StrategyError
+from trader.core.inputs import describe, issues_of
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
 
@@ -157,10 +158,16 @@ class LoadedStrategy(Strategy):
         place = self._place("decide")
         if not isinstance(decision, DECISION_TYPES):
             raise StrategyError(f"{place}: decide returned {decision!r:.200}; expected one of {_NAMES}")
+        made = f"{place}: decide returned a {type(decision).__name__} with"
         try:
-            return msgspec.convert(storable(_plain_fields(decision)), type(decision))
-        except (msgspec.ValidationError, TypeError) as error:
-            raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
+            plain = storable(_plain_fields(decision))
+        except TypeError as error:
+            raise StrategyError(f"{made} {error}") from None
+        try:
+            return msgspec.convert(plain, type(decision))
+        except msgspec.ValidationError as error:
+            issues = "; ".join(issue.sentence for issue in issues_of(type(decision), plain, error))
+            raise StrategyError(f"{made} {issues}") from None
 
     def _drawn(self, made: Any, view: View) -> SeriesValue:
         place = self._place("series")
@@ -334,7 +341,10 @@ def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Stra
             if isinstance(values[name], float | Decimal) and not math.isfinite(values[name]):
                 raise TypeError("Expected a finite number")  # which JSON can record
         except (msgspec.ValidationError, TypeError) as error:
-            problem = f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}"
+            schema = msgspec.inspect.type_info(kind)
+            is_choice = isinstance(schema, msgspec.inspect.LiteralType | msgspec.inspect.EnumType)
+            reason = f"Expected {describe(schema)}" if is_choice else str(error)
+            problem = f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {reason}"
             problems.append(f"{problem}; {_ONE_VALUE}" if _are_several(value) else problem)
     for name, parameter in signature.items():
         if parameter.default is parameter.empty and name not in params:
