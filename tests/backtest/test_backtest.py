@@ -115,7 +115,7 @@ def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path
     # A second market makes another trial on the candles of the first, and a masked copy makes none.
     assert backtest(data, tmp_path / "more", "--variant", "Apex", "--mask", "dates", "--cadence", "15m") == 0
     digests = [data_digests(data, [symbol]) for symbol in ("BTC", "ETH")]
-    assert [read_trials(tmp_path / "trials.jsonl", each).trials for each in digests] == [2, 1]
+    assert [read_trials(tmp_path / "trials.jsonl", each, 1).trials for each in digests] == [2, 1]
 
 
 def test_a_broken_ledger_of_trials_is_refused_before_the_run(

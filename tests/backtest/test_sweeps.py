@@ -114,7 +114,7 @@ def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: P
     runs = [done(name) for name in ("idle", "loses", "never-loses")]
     assert orjson.loads((tmp_path / "never-loses" / "result.json").read_bytes())["accounts"][0]["calmar"] is None
     for by in ("sortino", "calmar"):
-        value = sweep_value(runs, by, KnownTrials.of([]))
+        value = sweep_value(runs, by, KnownTrials.of([], 24))
         assert [row["params"]["kind"] for row in value["parameters"]] == ["never-loses", "loses", "idle"]
         assert orjson.loads(encode(value))["parameters"][0]["metric"] is None
         assert "∞" in sweep_page("swept", value)

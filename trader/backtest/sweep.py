@@ -166,7 +166,8 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
         for _, runs in ranked(done, METRICS[spec.by])[: 0 if folds else 1]:
             [best] = await board.carry_out([runs[0].run if spec.reports else runs[0].run._replace(role=BEST)])
     digests = data_digests(conditions.recording, source.markets)
-    known = read_trials(base.trials, digests) if base.trials.exists() else KnownTrials.of([])
+    hours = next((len(each.returns) for each in reversed(done) if each.returns is not None), 1)  # as long as the tests
+    known = read_trials(base.trials, digests, hours) if base.trials.exists() else KnownTrials.of([], hours)
     value = sweep_value(done, spec.by, known) | {"best": best and best.run.name}
     (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     write_csv(base.out / TABLE, done)

@@ -36,16 +36,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     strategy: str | None
     params: Mapping[str, Any]
     seed: int | None
-    from_: str = msgspec.field(name="from")
-    to: str
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
     return_percent: float
     sharpe_per_hour: float | None
+
+    @property
+    def hours(self) -> int:
+        """The number of its hourly returns."""
+        return hours_within(self.from_, self.to)
 
 
 class KnownTrials(NamedTuple):
     """The trials on some candles: their number, their best Sharpe ratio per hour, and its spread within families.
 
-    A family is the trials of one model, whatever its code and its parameters were.
+    A family is the trials of one model, whatever its code and its parameters were. Both figures are of as many hours
+    as the run has that they judge: the error of a ratio falls with the root of its hours, so a day's ratios, which
+    spread widely by luck alone, would make every month look like luck.
     """
 
     trials: int
@@ -53,13 +60,16 @@ class KnownTrials(NamedTuple):
     spread: float | None
 
     @classmethod
-    def of(cls, trials: Sequence[Trial]) -> "KnownTrials":
-        """Summarize trials. Other seeds and fees do not make another configuration, and do not add to the spread."""
+    def of(cls, trials: Sequence[Trial], hours: int) -> "KnownTrials":
+        """Summarize trials for a run of these hours.
+
+        Other seeds and fees do not make another configuration, and do not add to the spread.
+        """
         configurations: defaultdict[tuple[str, bytes], list[float]] = defaultdict(list)
         for trial in trials:
             if trial.sharpe_per_hour is not None:
                 own = msgspec.json.encode([trial.strategy, trial.params, trial.from_, trial.to], order="sorted")
-                configurations[trial.model, own].append(trial.sharpe_per_hour)
+                configurations[trial.model, own].append(trial.sharpe_per_hour * math.sqrt(trial.hours / hours))
         families: defaultdict[str, list[float]] = defaultdict(list)
         for (model, _), ratios in configurations.items():
             families[model].append(mean(ratios))
@@ -77,7 +87,7 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     returns = {}
     for followed in run.accounts:
         capital, last = float(followed.account.run.initial_capital), [float(each.last) for each in followed.hours]
-        values = whole_hours([capital, *last], run.starts_at, run.reached + timedelta(seconds=1))
+        values = whole_hours([capital, *last], run.starts_at, run.reached + _TICK)
         with np.errstate(divide="ignore", invalid="ignore"):  # an account with no equity left
             returns[followed.account.id] = np.diff(values) / np.array(values[:-1])
     return returns
@@ -91,7 +101,7 @@ def whole_hours(values: Sequence[float], start: datetime, end: datetime) -> list
     """
     kept = list(values)
     first, last = ceil_time(start, _HOUR) - start or _HOUR, end - floor_time(end, _HOUR)
-    for _ in range(len(kept) - 1 - max(1, (end - start) // _HOUR)):
+    for _ in range(len(kept) - 1 - hours_within(start, end - _TICK)):
         if last <= first:
             del kept[-2]
             last = _HOUR
@@ -101,6 +111,12 @@ def whole_hours(values: Sequence[float], start: datetime, end: datetime) -> list
     return kept
 
 
+def hours_within(start: datetime, reached: datetime) -> int:
+    """Return the number of whole hours of a run from its first to its last second; at least one."""
+    return max(1, (reached + _TICK - start) // _HOUR)
+
+
+_TICK: Final = timedelta(seconds=1)
 _HOUR: Final = timedelta(hours=1)
 _HOURS_PER_YEAR: Final = 365 * 24
 
@@ -148,8 +164,8 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
             strategy=strategy["sha256"] if strategy and models[account["id"]].provider == "strategy" else None,
             params=models[account["id"]].configuration.params,
             seed=value["seed"],
-            from_=value["from"],
-            to=value["to"],
+            from_=run.starts_at,
+            to=run.reached,
             return_percent=account["returnPercent"],
             sharpe_per_hour=account["sharpePerHour"],
         )
@@ -165,13 +181,13 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
             os.close(place)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
-    known = read_trials(file, digests)
+    known = read_trials(file, digests, hours_within(run.starts_at, run.reached))
     for account in value["accounts"]:
         account["deflated"] = deflate(returns[account["id"]], known.spread, known.trials)
 
 
-def read_trials(file: Path, data: Collection[str]) -> KnownTrials:
-    """Return the trials on any of these files of candles, where repetitions of a run count once.
+def read_trials(file: Path, data: Collection[str], hours: int) -> KnownTrials:
+    """Return the trials on any of these files of candles, where repetitions of a run count once, for a run of `hours`.
 
     Raises `SettingsError` for a broken line.
     """
@@ -185,7 +201,7 @@ def read_trials(file: Path, data: Collection[str]) -> KnownTrials:
             ) from None
         if not set(data).isdisjoint(trial.data):
             known[trial.ledger, trial.model] = trial
-    return KnownTrials.of(list(known.values()))
+    return KnownTrials.of(list(known.values()), hours)
 
 
 def check_trials(file: Path) -> None:
@@ -195,7 +211,7 @@ def check_trials(file: Path) -> None:
     :raises StartError: the ledger cannot be read
     """
     try:
-        read_trials(file, ())
+        read_trials(file, (), 1)
     except FileNotFoundError:
         return
     except OSError as error:
