@@ -1,6 +1,7 @@
 """The report of a backtest: figures, months, and the trades on candles that a browser draws."""
 
 import asyncio
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,7 +16,7 @@ from support.chromium import chromium_program, open_tab
 
 from trader.__main__ import main
 from trader.agents.variants import VARIANTS
-from trader.backtest.report import lines_of, monthly_returns, time_held
+from trader.backtest.report import lines_of, monthly_returns, ratio_text, time_held
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.evidence import Statement
 from trader.portfolio.sql.snapshots import HourlyValue
@@ -32,6 +33,10 @@ CELLS = """[...document.querySelectorAll('section')].find(one => one.querySelect
 def test_time_in_the_market_counts_no_minute_twice(spans: list[list[int]]) -> None:
     held = time_held((START + timedelta(minutes=start), START + timedelta(minutes=end)) for start, end in spans)
     assert held == timedelta(minutes=len({minute for start, end in spans for minute in range(start, end)}))
+
+
+def test_ratios_are_written_like_the_other_figures_of_the_report() -> None:
+    assert [ratio_text(value) for value in (None, math.inf, -1.256, 1234.5)] == ["–", "∞", "−1.26", "1,234.50"]
 
 
 def test_months_compound_to_the_whole_return_and_end_with_ruin() -> None:

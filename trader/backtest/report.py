@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from html import escape
+from math import isinf
 from typing import Any, Final
 
 import numpy as np
 
-from trader.api.dashboard.document import table
+from trader.api.dashboard.document import minus, table
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
@@ -102,7 +103,7 @@ def _of_equity(statistics: RunStatistics) -> list[str]:
     return [
         signed(100 * (end / capital - 1), " %"),
         f"{fall:.2f} %",
-        *(_plain(ratio) for ratio in (figures.sharpe, figures.sortino, figures.calmar)),
+        *(ratio_text(ratio) for ratio in (figures.sharpe, figures.sortino, figures.calmar)),
     ]
 
 
@@ -114,7 +115,7 @@ def _of_trades(statistics: RunStatistics, run: Backtest) -> list[str]:
     mean = "–" if figures.expectancy is None else signed(figures.expectancy)
     whole = run.reached - statistics.run.started_at
     exposed = f"{100 * (time_held(spans) / whole):.1f} %" if whole else "–"
-    return [exposed, f"{figures.trades:,}", won, _plain(figures.profit_factor), mean]
+    return [exposed, f"{figures.trades:,}", won, ratio_text(figures.profit_factor), mean]
 
 
 def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
@@ -127,8 +128,9 @@ def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
     return held
 
 
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}"
+def ratio_text(value: float | None) -> str:
+    """Format a ratio, which has no value or is unbounded where `trader.core.statistics` says so."""
+    return "–" if value is None else "∞" if isinf(value) else minus(f"{value:,.2f}")
 
 
 def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> str:
