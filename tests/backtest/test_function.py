@@ -262,20 +262,26 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 @pytest.mark.parametrize(("history", "first"), [(1_000, 1_000), (1_500, 1_500), (10**12, 26 * 60)])
 def test_a_strategy_sees_its_whole_history_from_its_first_decision(data: Path, history: int, first: int) -> None:
-    views = looked(data, history)
+    views = looked(data, history)[:5]
     counts = [len(view.markets["BTC"].candles["1m"]) for view in views]
     assert counts == [min(history, first + minute) for minute in range(5)]
 
 
-def looked(data: Path, history: int) -> list[View]:
-    """Return the views of five minutes."""
+def looked(data: Path, history: int, end: str = "2025-03-02T02:05:00Z") -> list[View]:
+    """Return the views of each minute."""
     Looking.seen.clear()
-    trader.backtest(Looking, data, params={"history": history}, start=START, end="2025-03-02T02:05:00Z")
-    return Looking.seen[:5]
+    trader.backtest(Looking, data, params={"history": history}, start=START, end=end)
+    return [*Looking.seen]
+
+
+def test_the_last_view_has_the_minute_in_which_the_prices_end_as_in_a_service(data: Path) -> None:
+    views = looked(data, 5, "2025-03-02T02:05:40Z")
+    assert [view.markets["BTC"].candles["1m"][-1].open_time.minute for view in views[1:]] == [0, 1, 2, 3, 4, 5]
+    assert [view.at.minute for view in views] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_no_strategy_changes_an_array_of_candles_or_finds_later_ones_behind_it(data: Path) -> None:
-    views = looked(data, 500)
+    views = looked(data, 500)[:5]
     for view in views:
         market = view.markets["BTC"]
         arrays = [read("1m") for read in (market.opens, market.highs, market.lows, market.closes, market.volumes)]

@@ -23,7 +23,7 @@ from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks
 from trader.exchange.domain.tick_rules import Moment, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
-from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, PriceRange, Quote
+from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interval, Market, PriceRange, Quote
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.market.sources.book_recording import RecordedSeconds
 from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
@@ -340,7 +340,7 @@ class BacktestMarket:
 
         `history` is the most candles that an agent sees at once. Without intervals there are no candles.
         """
-        start, end = moment_of(source.span.start), moment_of(source.span.stop)
+        start, end = moment_of(source.span.start), moment_of(source.span.stop) + STALE_AFTER  # as long as agents decide
         await source.prepare_paths(start)
         candles = {}
         longest = max((INTERVALS[interval] for interval in intervals), default=timedelta(0))
