@@ -373,6 +373,8 @@ class Buyer:
     assert load(tmp_path, text, symbol="B\x00TC").decide(view) == [ClosePosition(symbol="BTC")]
     with pytest.raises(StrategyError, match="a ClosePosition with symbol: expected text of 1 to 32 characters"):
         load(tmp_path, text, symbol="\x00").decide(view)
+    with pytest.raises(StrategyError, match=r"a ClosePosition with 'utf-8' codec can't encode character '\\ud800'"):
+        load(tmp_path, text, symbol="B\ud800").decide(view)
 
 
 def test_a_masked_strategy_peeks_at_masked_marks() -> None:

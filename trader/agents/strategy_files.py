@@ -161,7 +161,8 @@ class LoadedStrategy(Strategy):
         made = f"{place}: decide returned a {type(decision).__name__} with"
         try:
             plain = storable(_plain_fields(decision))
-        except TypeError as error:
+            msgspec.json.encode(plain)  # raises for half a character, which no record can hold
+        except (TypeError, UnicodeEncodeError) as error:
             raise StrategyError(f"{made} {error}") from None
         try:
             return msgspec.convert(plain, type(decision))
