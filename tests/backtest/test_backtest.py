@@ -102,6 +102,11 @@ def test_a_period_beyond_the_data_is_refused_in_terms_of_the_options(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_folder_of_candles_is_named_by_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert backtest(tmp_path / "none", tmp_path / "run", "--market", "BTC") == 2
+    assert f"--data: expected an existing folder or file of candles, got '{tmp_path}/none'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path: Path) -> None:
     options = ("--variant", "Apex", "--market", "BTC", "--funding", "0.0001", "--cadence", "15m", "--latency", "0")

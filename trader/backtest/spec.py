@@ -276,6 +276,7 @@ def _flag(name: str) -> str:
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "MARKETS": "--market",
+    "MARKET_SOURCE": "--data",
     **{VARIABLES[field].name: f"--{_flag(name)}" for name, field in _SETTINGS.items()},
 }
 """The options of the command by the variables of their settings."""
