@@ -95,6 +95,19 @@ def test_parameters_rank_by_the_mean_of_a_metric_over_their_seeds_and_those_that
     assert orders == {"sharpe": ["50", "20", "10", "30"], "drawdown": ["10", "30", "20", "50"]}
 
 
+def test_the_test_periods_of_a_walk_forward_compound_for_each_seed() -> None:
+    def done(fold: int, seed: int, gain: float | None, role: str = "try") -> Done:
+        run = SweepRun({"window": str(fold)}, seed, SweepPeriod(START, END), f"fold{fold}-{role}")
+        return Done(run, {"returnPercent": gain}, failure="it crashed" if gain is None else None)
+
+    runs = [done(1, 0, 90.0, "choose"), done(1, 0, 10.0), done(2, 0, -10.0), done(1, 1, 20.0), done(2, 1, 5.0)]
+    value = sweep_value(runs, "return", KnownTrials.of([], 24))
+    assert value["walkForward"] == {"periods": 2, "meanReturnPercent": pytest.approx((-1.0 + 26.0) / 2)}
+    assert "The 2 test periods returned +12.50 % together" in sweep_page("forward", value)
+    for others in ([], [done(2, 1, None)]):
+        assert sweep_value([*runs[:1], *others], "return", KnownTrials.of([], 24))["walkForward"] is None
+
+
 def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: Path) -> None:
     hours = {"never-loses": [0.0, 0.001] * 12, "loses": [-0.001, 0.01] * 12, "idle": [0.0] * 24}
 
@@ -144,7 +157,10 @@ def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -
         for window, risk, value in (("20", "0.1", 1.5), ("9", "0.1", -0.5), ("20", "0.2", 0.5))
     ]  # fmt: skip
     found = {"probability": 0.375, "configurations": 3, "blocks": 4, "choices": 6}
-    value = {"by": "return", "runs": rows, "parameters": rows, "overfitting": found, "bestSharpePerHour": None}
+    value = {
+        "by": "return", "runs": rows, "parameters": rows, "overfitting": found, "walkForward": None,
+        "bestSharpePerHour": None,
+    }  # fmt: skip
     page = sweep_page("swept", value)
     assert "Probability of backtest overfitting: 38 %." in page
     assert "<b>" not in page.replace("<b></b>", "")

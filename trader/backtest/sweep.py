@@ -25,7 +25,7 @@ from trader.backtest.cluster import Cluster, Inputs, connected
 from trader.backtest.spec import BacktestSpec, data_files, environ_of, open_source, params_of
 from trader.backtest.sweep_page import sweep_page
 from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value, write_csv
-from trader.backtest.trials import KnownTrials, data_digests, read_trials
+from trader.backtest.trials import KnownTrials, data_digests, hours_within, read_trials
 from trader.backtest.workers import Workers
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
@@ -166,7 +166,8 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
         for _, runs in ranked(done, METRICS[spec.by])[: 0 if folds else 1]:
             [best] = await board.carry_out([runs[0].run if spec.reports else runs[0].run._replace(role=BEST)])
     digests = data_digests(conditions.recording, source.markets)
-    hours = next((len(each.returns) for each in reversed(done) if each.returns is not None), 1)  # as long as the tests
+    lengths = (len(each.returns) for each in reversed(done) if each.returns is not None)  # the test periods first
+    hours = next(lengths, hours_within(start, last))
     known = read_trials(base.trials, digests, hours) if base.trials.exists() else KnownTrials.of([], hours)
     value = sweep_value(done, spec.by, known) | {"best": best and best.run.name}
     (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")

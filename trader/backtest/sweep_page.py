@@ -26,7 +26,10 @@ def sweep_page(name: str, value: Mapping[str, Any]) -> str:
 
 
 def trial_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about the significance of the best result, given the number of trials."""
+    """Yield sentences about the result of a walk-forward, and the significance of the best, given the trials."""
+    if found := value["walkForward"]:
+        gain = f"{found['meanReturnPercent']:+.2f} %"
+        yield f"The {found['periods']} test periods returned {gain} together: compounded, and the mean over the seeds."
     if value["bestSharpePerHour"] is not None:
         count, by_luck = value["trials"], value["expectedBestSharpePerHour"]
         line = f"{count} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} an hour"

@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Final, NamedTuple
@@ -145,6 +146,7 @@ def sweep_value(done: Sequence[Done], by: str, known: KnownTrials) -> dict[str, 
         ],
         "failed": [each.run.name for each in done if each.failure is not None],
         "overfitting": None if tried else _overfitting(rows),
+        "walkForward": _walk_forward(tried),
         "trials": known.trials,
         "bestSharpePerHour": known.best,
         "expectedBestSharpePerHour": None if known.spread is None else expected_best(known.spread, known.trials),
@@ -159,6 +161,17 @@ def _returns(runs: Sequence[Done]) -> dict[str, Any]:
         "worst": min(values),
         "best": max(values),
     }
+
+
+def _walk_forward(tried: Sequence[Done]) -> dict[str, Any] | None:
+    """Return the return of all test periods, compounded for each seed; None without them, or if a run failed."""
+    growths: dict[int, list[float]] = {}
+    for each in tried:
+        if (gain := each.figures.get("returnPercent")) is None:
+            return None
+        growths.setdefault(each.run.seed, []).append(1 + gain / 100)
+    values = [100 * (prod(of_seed) - 1) for of_seed in growths.values()]
+    return {"periods": max(map(len, growths.values())), "meanReturnPercent": mean(values)} if values else None
 
 
 def _overfitting(rows: Sequence[tuple[Mapping[str, str], Sequence[Done]]]) -> dict[str, Any] | None:
