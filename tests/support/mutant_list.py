@@ -430,7 +430,12 @@ MUTANTS: Final = (
         "an order is placed without a look for its first answer",
         "client order ids are unique in the table",
         "exchange/idempotent_orders.py",
-        [("return await self._first_answer(order) or await place(order)", "return await place(order)")],
+        [
+            (
+                "return [*filter(None, [await self._first_answer(each) for each in orders])] or await place(orders)",
+                "return await place(orders)",
+            )
+        ],
         [pair("order", "same order"), pair("order", "lost acknowledgement")],
     ),
     Mutant(

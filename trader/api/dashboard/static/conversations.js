@@ -130,7 +130,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
     </div></${Panel}>`
 }
 
-/** Everything older than the stream, page by page: {entry, turns, pages, presses, hasMore, hasFailed, readMore, press}. */
+/** Everything older than the stream, page by page. */
 function useEarlier(input) {
   const entry = useAnswer('models.getInvocations', input, 0)
   const key = JSON.stringify(input)
@@ -158,9 +158,7 @@ function useEarlier(input) {
     hasMore: Boolean(last?.nextBefore),
     hasFailed,
     turns: [entry.data, ...pages].flatMap(page => page?.conversations ?? []),
-    press: () => {
-      setOlder({ ...none, pages, presses: presses + 1 })
-    },
+    press: () => setOlder({ ...none, pages, presses: presses + 1 }),
   }
 }
 
@@ -308,22 +306,22 @@ function Details({ one }) {
   </details>`
 }
 
-function Call({ one }) {
-  const decisions = one.decisions?.length ? one.decisions : [{}] // two of a pair
-  const { rule, reason, error } = one.results?.[0] ?? {}
-  const filled = place => {
-    const result = one.results?.[place] ?? {}
-    if (one.status !== 'ok' || !result.averagePrice) return ''
-    return html` <span
-      class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>`
-  }
-  return html`<li class="call"><span class=${`badge ${KINDS[one.status] ?? ''}`}>${NAMES[one.type] ?? one.type}</span>
-    ${decisions.map((decision, place) => html`<span>${wordsOf(one.type, decision)}${filled(place)}</span>`)}
+function Call({ one: { type, status, decisions, results = [] } }) {
+  const [result = {}] = results
+  const filled = order =>
+    status === 'ok' && order?.averagePrice
+      ? html` <span
+        class="soft">filled ${quantity(order.filledQuantity)} at ${price(order.averagePrice)}, fee ${number(order.fees)}</span> <a href=${`#/trades/${order.orderId}`}>trade</a>`
+      : ''
+  return html`<li class="call"><span class=${`badge ${KINDS[status] ?? ''}`}>${NAMES[type] ?? type}</span>
+    ${(decisions?.length ? decisions : [{}]).map(
+      (decision, place) => html`<span>${wordsOf(type, decision)}${filled(results[place])}</span>`, // two of a pair
+    )}
     ${
-      one.status !== 'ok' &&
-      html`<p class=${one.status === 'failed' ? 'warn' : 'loss'}>${one.status === 'rejected' ? 'Refused' : 'Failed'}${
-        rule ? ` (${rule})` : ''
-      }: ${reason ?? error ?? 'no reason was recorded'}</p>`
+      status !== 'ok' &&
+      html`<p class=${status === 'failed' ? 'warn' : 'loss'}>${status === 'rejected' ? 'Refused' : 'Failed'}${
+        result.rule ? ` (${result.rule})` : ''
+      }: ${result.reason ?? result.error ?? 'no reason was recorded'}</p>`
     }
   </li>`
 }

@@ -67,14 +67,13 @@ function callEvents(turn, { id, type, status, metadata }) {
   const { decisions = [], results = [] } = metadata
   const event = { at: turn.timestamp, key: id, of: turn }
   if (status === 'rejected') {
-    return [
-      {
-        ...event,
-        kind: 'refused',
-        text: html`<a
-          href=${`#/conversations/${turn.id}`}>${decisions[0]?.symbol ?? type}</a>: ${results[0]?.reason ?? results[0]?.error ?? 'no reason was recorded'}`,
-      },
-    ]
+    const [result = {}] = results
+    return {
+      ...event,
+      kind: 'refused',
+      text: html`<a
+        href=${`#/conversations/${turn.id}`}>${decisions[0]?.symbol ?? type}</a>: ${result.reason ?? result.error ?? 'no reason was recorded'}`,
+    }
   }
   if (type !== 'CREATE_POSITION') return []
   return results.flatMap((result, place) => {
