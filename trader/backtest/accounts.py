@@ -307,7 +307,7 @@ class ModelAccount(BacktestAccount):
     def refusals(self) -> list[tuple[str, int, str | None]]:
         """Return each rule that refused decisions, with their number and the last reason, the most frequent first.
 
-        The rule of the exchange's rejections is `exchange`, and that of decisions that failed `failed`.
+        Rejections by the exchange count as `exchange`, and failed decisions as `failed`.
         """
         refused = [(each.rule or each.status, each.reason) for each in self.outcomes if each.status != "ok"]
         reasons, counts = dict(refused), Counter(rule for rule, _ in refused)

@@ -107,7 +107,7 @@ def invocation_id(model: Model, started_at: datetime) -> UUID:
 def client_order_id(invocation: UUID, number: int, place: int = 1) -> str:
     """Return the client order id of the n-th tool call of an invocation, which prevents placing its order twice.
 
-    `place` is that of the order in its call, from 1: a pair has two.
+    `place` is the position of the order within the call, from 1; a pair has two orders.
     """
     return f"{invocation}:{number}" if place == 1 else f"{invocation}:{number}:{place}"
 

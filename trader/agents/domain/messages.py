@@ -87,7 +87,7 @@ def order_outcome(answers: Sequence[OrderAnswer]) -> Outcome:
 
 
 def results_json(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the result of a call, for the record: that of a pair has one for each order."""
+    """Return the results of a call for the record: one per order."""
     orders: list[dict[str, Any]] = result.get("orders", [result])
     return orders
 

@@ -247,7 +247,7 @@ class PlacePair(Tool, frozen=True, kw_only=True):
 
     @property
     def symbol(self) -> str:
-        """The market under which the call is listed: that of the first order."""
+        """The first order's market, under which the call is listed."""
         return self.first.symbol
 
     @property
