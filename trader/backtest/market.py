@@ -308,7 +308,6 @@ class BacktestMarket:
         self.span = source.span
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
-        self.known_funding_rate = source.known_funding_rate
         self._prices: dict[str, PastPrices] = {
             symbol: each if isinstance(each, RecordedSeconds) else _CandlePrices(each, self.span)
             for symbol, each in source.recordings.items()
@@ -331,6 +330,9 @@ class BacktestMarket:
         interval in which they hold."""
 
         self._opened_a_day_ago = lru_cache(maxsize=64)(self._find_opened_a_day_ago)
+        self._known_funding = lru_cache(maxsize=64)(
+            lambda symbol, hour: known_funding(partial(source.known_funding_rate, symbol), hour)
+        )
 
     @classmethod
     async def open(
@@ -426,6 +428,7 @@ class BacktestMarket:
             self._observed.clear()
         key = symbol, shown
         if key not in self._observed:
+            hour = now.replace(minute=0, second=0, microsecond=0)
             computed = {
                 interval: self.indicator_history(symbol, interval, now, shown.series) for interval in shown.intervals
             }
@@ -433,11 +436,11 @@ class BacktestMarket:
                 self.markets[symbol],
                 self.moment(second).quotes[symbol],
                 now,
-                opened_a_day_ago=self._opened_a_day_ago(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
                 opened_at_look=None,
                 book_imbalance=book_imbalance(self.moment(second).quotes[symbol].book) if shown.series > 1 else None,
-                funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
-                funding_history=known_funding(partial(self.known_funding_rate, symbol), now),
+                funding_rate=self.funding_rate(symbol, hour),
+                funding_history=self._known_funding(symbol, hour),
                 open_interest=None,
                 candles={
                     interval: self._series[symbol, interval].shown(now, shown.candles, shown.series)

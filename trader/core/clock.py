@@ -30,6 +30,7 @@ LAG_MAX: Final = timedelta(seconds=1)
 """How far a scaled clock may fall behind its speed and still catch up."""
 
 _INSTANT: Final = timedelta(milliseconds=1)
+_SECOND: Final = timedelta(seconds=1)
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,12 +73,12 @@ def iso(moment: datetime) -> str:
 
 def epoch_second(moment: datetime) -> int:
     """Return the whole seconds since 1970, rounded down."""
-    return (moment - EPOCH) // timedelta(seconds=1)
+    return (moment - EPOCH) // _SECOND
 
 
 def ceil_second(moment: datetime) -> int:
     """Return the whole seconds since 1970, rounded up."""
-    return -((EPOCH - moment) // timedelta(seconds=1))
+    return -((EPOCH - moment) // _SECOND)
 
 
 def moment_of(second: int) -> datetime:
