@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
@@ -54,12 +56,21 @@ class PastCall(NamedTuple):
         return self.type in DECISION_TYPES or self.status != "ok"
 
 
-class PastCycle(NamedTuple):
+@dataclass(frozen=True)
+class PastCycle:
     """A finished invocation with its remembered calls, in order."""
 
     at: datetime
     response: str | None
     calls: Sequence[PastCall]
+
+    @cached_property
+    def decisions(self) -> Sequence[PastDecision]:
+        """What it decided, newest first; without a decision, its answer. Every later view of a backtest shows them."""
+        lines = [_line(call) for call in reversed(self.calls) if call.type in DECISION_TYPES]
+        if not lines and self.response is not None:
+            lines = [shortened(self.response, LINE_MAX)]
+        return [PastDecision(at=self.at, text=line) for line in lines]
 
 
 def note_of(call: ToolCall) -> str | None:
@@ -75,12 +86,7 @@ def remember(note: str | None, cycles: Sequence[PastCycle], last_at: datetime | 
 
     `last_at` is the time of its last cycle, answered or not: only the calls of that cycle count as refused.
     """
-    decisions: list[PastDecision] = []
-    for cycle in cycles:
-        lines = [_line(call) for call in reversed(cycle.calls) if call.type in DECISION_TYPES]
-        if not lines and cycle.response is not None:
-            lines = [shortened(cycle.response, LINE_MAX)]
-        decisions += [PastDecision(at=cycle.at, text=line) for line in lines]
+    decisions = [decision for cycle in cycles for decision in cycle.decisions]
     last_calls = cycles[0].calls if cycles and cycles[0].at == last_at else ()
     refused = [call for call in last_calls if call.status != "ok"]
     return Memory(
