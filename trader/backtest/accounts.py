@@ -193,12 +193,6 @@ class BacktestAccount(FollowedAccount):
         self.finished: list[InvocationRecord] | None = None
         """The records of invocations that have ended since the last collection; None if they are not collected."""
 
-        self._stats: tuple[RunHistory, ObservedStats] | None = None
-        self._complete_hours: list[EquityPoint] = []
-        self._hours_read = 0
-        self._last_hour_read: list[HourlyValue] = []
-        """How many hours were recorded when the history was last read, and the last of them, which may go on."""
-
     def resume(self, hours: list[HourlyValue], seen: datetime) -> None:
         """Go on with an account that has these hours and has seen every tick until a time."""
         self.hours = hours
@@ -243,18 +237,9 @@ class BacktestAccount(FollowedAccount):
             DecisionOutcome(at, TOOL_NAMES[type(decision)], canonical_symbol(decision.symbol), status, rule, reason)
         )
 
-    def history(self, now: datetime) -> RunHistory:
-        self._hours_read, self._last_hour_read = len(self.hours), self.hours[-1:]
-        return super().history(now)
-
-    def stats(self, now: datetime) -> ObservedStats:
-        """Return the statistics as of the history last read, with risk-adjusted figures."""
-        history = self.history(now)
-        if self._stats is None or self._stats[0] is not history:
-            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : max(0, self._hours_read - 1)])
-            series = [*self._complete_hours, *hourly_points(self._last_hour_read)]
-            self._stats = history, with_risk_figures(history.stats, self.account.run.initial_capital, series)
-        return self._stats[1]
+    def stats(self, history: RunHistory) -> ObservedStats:
+        """Return the statistics that its agent sees beside the history last read."""
+        return history.stats
 
 
 def _note_orders(orders: dict[UUID, OrderAnswer], posting: Posting) -> None:
@@ -295,6 +280,13 @@ class ModelAccount(BacktestAccount):
         super().__init__(source, shown, limits or (strategy or variant).limits, account)
         self.cadence = model.configuration.cadence
         self._history: RunHistory | None = None
+        self._stats: ObservedStats | None = None
+        """The statistics beside the history last read, once they have been asked for."""
+
+        self._complete_hours: list[EquityPoint] = []
+        self._hours_read = 0
+        self._last_hour_read: list[HourlyValue] = []
+        """How many hours were recorded when the history was last read, and the last of them, which may go on."""
 
     def history(self, now: datetime) -> RunHistory:
         """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""
@@ -302,7 +294,17 @@ class ModelAccount(BacktestAccount):
         known = self._history
         if known is None or known.sequence != self.account.sequence or known.hour != hour:
             known = self._history = super().history(now)
+            self._stats = None
+            self._hours_read, self._last_hour_read = len(self.hours), self.hours[-1:]
         return known
+
+    def stats(self, history: RunHistory) -> ObservedStats:
+        """Return the statistics with risk-adjusted figures, from the hours recorded when the history was read."""
+        if self._stats is None:
+            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : max(0, self._hours_read - 1)])
+            series = [*self._complete_hours, *hourly_points(self._last_hour_read)]
+            self._stats = with_risk_figures(history.stats, self.account.run.initial_capital, series)
+        return self._stats
 
     def refusals(self) -> list[tuple[str, int, str | None]]:
         """Return each rule that refused decisions, with their number and the last reason, the most frequent first.

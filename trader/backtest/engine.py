@@ -387,11 +387,12 @@ class AccountSession:
         followed, market, now = self.followed, self._engine.market, self._now
         context, second = self.context(), min(epoch_second(now), self._engine.last)
         observed = ((symbol, market.observe(symbol, followed.shown, second, now)) for symbol in market.markets)
-        return followed.history(now).view(
+        history = followed.history(now)
+        return history.view(
             context,
             {symbol: self._since_look(each) for symbol, each in observed if each is not None},
             self.rules,
-            stats=followed.stats(now),
+            stats=followed.stats(history),
             memory=self.remember(),
             cadence=followed.cadence,
             restriction=None,
