@@ -157,23 +157,28 @@ def judge(
     decision: Change, symbol: str, context: RiskContext, limits: VariantLimits
 ) -> Approved | list[Approved] | ExitPlan | CancelOrder | GuardRefusal:
     """Return the order, pair, exit plan or cancellation that a decision becomes, or why it is refused."""
-    if not isinstance(decision, CancelOrder) and (stale := _stale_decision(context, limits)):
-        return stale
+    if isinstance(decision, CancelOrder):  # it only reduces risk, however old it is
+        return decision
+    return _stale_decision(context, limits) or _judge_timely(decision, symbol, context, limits)
+
+
+def _judge_timely(
+    decision: CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | PlacePair,
+    symbol: str,
+    context: RiskContext,
+    limits: VariantLimits,
+) -> Approved | list[Approved] | ExitPlan | GuardRefusal:
     match decision:
-        case CancelOrder():  # it only reduces risk, however old it is
-            return decision
         case CreatePosition():
             return judge_opening(decision, symbol, context, limits)
         case ClosePosition():
             return judge_closing(decision, symbol, context)
         case UpdateExitPlan():
             return judge_plan(decision, symbol, context, limits)
-        case PlaceOrder() | PlacePair():
-            return (
-                judge_pair(decision, context, limits)
-                if isinstance(decision, PlacePair)
-                else judge_order(decision, symbol, context, limits)
-            )
+        case PlaceOrder():
+            return judge_order(decision, symbol, context, limits)
+        case PlacePair():
+            return judge_pair(decision, context, limits)
 
 
 def judge_opening(
