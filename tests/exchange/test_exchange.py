@@ -464,7 +464,7 @@ SHORT_ETH: dict[str, Any] = {"symbol": "ETH", "side": OrderSide.SELL, "quantity"
 
 
 async def rows_of(venue: Venue) -> list[tuple[int, int]]:
-    """Return the numbers of rows and transactions of the orders, then those of the fills."""
+    """Return how many rows there are, written in how many transactions: first of orders, then of fills."""
     async with venue.database.connection() as conn:
         counts = "SELECT count(*), count(DISTINCT xmin::text) FROM "
         rows = [row for table in ("order_requests", "fills") for row in await conn.fetch(counts + table)]

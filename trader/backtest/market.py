@@ -263,8 +263,8 @@ class _Series:
     def shown(self, now: datetime, count: int, series: int) -> RecordedCandles:
         """Return the last `count` closed candles with their columns, made once until one closes.
 
-        They are those of as many intervals up to the last candle, or of the intervals that a service reads for the
-        indicators at the last `series` candles, so that a short gap does not leave fewer.
+        A short gap does not leave fewer: up to `HISTORY_CANDLES`, they are chosen from all intervals that a service
+        reads for the indicators at the last `series` candles; beyond, from the `count` intervals up to the last candle.
         """
         last, stop = self.last(now), self.count(now)
         first = stop

@@ -66,7 +66,7 @@ class PastCycle:
 
     @cached_property
     def decisions(self) -> Sequence[PastDecision]:
-        """What it decided, newest first; without a decision, its answer. Every later view of a backtest shows them."""
+        """Its decisions in words, newest first, or its answer if it made none. A backtest shows them in many views."""
         lines = [_line(call) for call in reversed(self.calls) if call.type in DECISION_TYPES]
         if not lines and self.response is not None:
             lines = [shortened(self.response, LINE_MAX)]

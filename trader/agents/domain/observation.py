@@ -104,8 +104,11 @@ def observe_trade(trade: Trade) -> ObservedTrade:
 
 
 def latest_first(trades: Iterable[ObservedTrade]) -> tuple[ObservedTrade, ...]:
-    """Return trades by the time of their close, those of one moment by what the agent sees of them: any number of
-    orders may have closed them, and a backtest gets the trades order by order."""
+    """Return trades, the last closed first.
+
+    Trades that closed at the same moment are sorted by what the agent sees of them, since services and backtests
+    receive them in different orders.
+    """
     of_one_moment = attrgetter("symbol", "opened_at", "quantity", "net_pnl")
     return tuple(sorted(sorted(trades, key=of_one_moment), key=attrgetter("closed_at"), reverse=True))
 

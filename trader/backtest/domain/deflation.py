@@ -5,7 +5,8 @@ Sharpe ratio of σ · ((1 − γ) Φ⁻¹(1 − 1/N) + γ Φ⁻¹(1 − 1/(N e))
 of one family and γ the Euler-Mascheroni constant. Bailey and López de Prado, "The Deflated Sharpe Ratio: Correcting for
 Selection Bias, Backtest Overfitting and Non-Normality", Journal of Portfolio Management 40:5 (2014).
 
-The error of a ratio falls with the root of its hours, so ratios of other lengths are scaled by it to those of the run.
+The error of a ratio falls with the square root of its hours, so the ratios of shorter and longer runs are scaled to the
+length of this one.
 Families differ in their mean, for example by the fees that they pay, and that is not luck. So σ is pooled within the
 families. Where none has two trials, it is 1/√(T − 1), the standard error of the ratio of T returns without skill: Lo,
 "The Statistics of Sharpe Ratios", Financial Analysts Journal 58:4 (2002).

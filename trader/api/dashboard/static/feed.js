@@ -62,7 +62,7 @@ export function Feed({ window }) {
 
 const KINDS = { opened: '', closed: '', refused: 'loss', lead: 'accent', halt: 'warn' }
 
-/** The events of a tool call: the positions opened, two by a pair, or a refusal. Closes are those of the trades. */
+/** The events of a tool call: positions opened (two for a pair), or a refusal. Closes come from the trades. */
 function callEvents(turn, { id, type, status, metadata }) {
   const { decisions = [], results = [] } = metadata
   const event = { at: turn.timestamp, key: id, of: turn }
