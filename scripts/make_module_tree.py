@@ -1,17 +1,11 @@
-"""Write the module tree of CONTRIBUTING.md from the first sentence of each module's docstring.
-
-`python scripts/make_module_tree.py` writes it; with `--check` it only compares it (exit code 1: out of date).
-"""
+"""Print the module tree: each module with the first sentence of its docstring."""
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "CONTRIBUTING.md"
-START, END = "<!-- modules:start -->", "<!-- modules:end -->"
 FIRST_SENTENCE = re.compile(r"(.+?)\.(?: |$)")
 
 
@@ -19,7 +13,7 @@ def module_tree() -> str:
     """Return every module of the package with its purpose, folder by folder."""
     entries = list(_entries(ROOT / "trader", 0))
     width = max(len(name) for name, _ in entries) + 2
-    return "\n".join(["```", *(name.ljust(width) + purpose for name, purpose in entries), "```"])
+    return "\n".join(name.ljust(width) + purpose for name, purpose in entries)
 
 
 def _entries(folder: Path, depth: int) -> Iterator[tuple[str, str]]:
@@ -37,26 +31,5 @@ def _purpose(module: Path) -> str:
     return sentence[1] if sentence else words
 
 
-def document_with_tree(document: str) -> str:
-    """Return the document with the current tree between its markers."""
-    before, start, rest = document.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise SystemExit(f"{DOCUMENT.name} has no {START} and {END}")
-    return f"{before}{START}\n{module_tree()}\n{END}{after}"
-
-
-def main() -> int:
-    document = DOCUMENT.read_text(encoding="utf-8")
-    wanted = document_with_tree(document)
-    if document == wanted:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print("The module tree of CONTRIBUTING.md is out of date; run scripts/make_module_tree.py")
-        return 1
-    DOCUMENT.write_text(wanted, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(module_tree())
