@@ -62,7 +62,7 @@ DOORS: Final = (
     Door(
         "a market",
         "a row of figures, including depth; a row that lacks a figure is refused",
-        "`market/domain/markets.py`, or the file that `MARKETS_FILE` names ([markets.md](markets.md))",
+        "`market/domain/markets.py`, or the file that `MARKETS_FILE` names ([exchange.md](exchange.md#market-sources))",
         _names(MARKETS),
         f"{ROWS}::test_a_market_that_ships_is_a_row_and_one_that_lacks_its_depth_does_not_import",
     ),

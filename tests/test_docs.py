@@ -52,7 +52,8 @@ SOURCES = "\n".join(
     for folder in ("trader", "scripts", "tests")
     for path in (ROOT / folder).rglob("*.py")
 )
-README_LINES_MAX = 300
+README_WORDS_MAX = 1_200
+PAGES_MAX = 16
 HOURS = timedelta(hours=8)
 SENTENCE_CHARACTERS = 60
 """Shorter sentences may be repeated: they are labels rather than statements."""
@@ -92,7 +93,6 @@ async def test_every_stream_and_scheduler_is_named() -> None:
     loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio", "candles"), nothing)
     broadcasters = streams.Broadcasters(loads, events, SystemClock())
     assert [row[0].strip("`") for row in rows("docs/api.md", "## Event streams")] == list(broadcasters.all)
-    assert all(f"`{name}`" in section("README.md", "## Streams") for name in broadcasters.all)
     schedulers = {row[0].strip("`") for row in rows("docs/operation.md", "## Health")}
     assert {job.name for job in jobs(events, run, run)} <= schedulers
 
@@ -159,9 +159,9 @@ def test_documented_layers_match_import_linter() -> None:
 
 def test_the_readme_is_short_and_links_every_page() -> None:
     readme = DOCUMENTS["README.md"]
-    assert readme.count("\n") <= README_LINES_MAX
-    listed = {row[0] for row in rows("README.md", "## Documentation")}
-    assert {f"[{page}]({page})" for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]} == listed
+    assert len(readme.split()) <= README_WORDS_MAX
+    assert all(f"]({page})" in readme for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+    assert len(PAGES) <= PAGES_MAX
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

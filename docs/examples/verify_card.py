@@ -1,7 +1,7 @@
 """Verify the result of a season without trader, with nothing but Python: verify_card.py FOLDER ANCHORS
 
 It follows the record in the folder, compares it with the anchors, derives the tables again, and compares the card with
-them and with the digest in the closing. The exit code is 1 when something is wrong. docs/card.md and docs/record.md say
+them and with the digest in the closing. The exit code is 1 when something is wrong. docs/record.md says
 what a result and a record have.
 """
 

@@ -26,7 +26,7 @@ from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View, build_view
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "backtest.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "strategies.md"
 START = "2025-03-02T02:00:00Z"
 
 
@@ -240,8 +240,8 @@ def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = DOCUMENT.read_text(encoding="utf-8").partition("## From Python")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    section = DOCUMENT.read_text(encoding="utf-8").partition("### From Python")[2]
+    code, *_ = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     Path("candles").mkdir()
     write_walk(Path("candles/BTCUSDT-1m.csv"), datetime(2025, 1, 11, tzinfo=UTC), 2_900, price=90_000, seed=1)
     Path("example.py").write_text(code, encoding="utf-8")

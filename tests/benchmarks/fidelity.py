@@ -265,7 +265,7 @@ def judge_books(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/benchmark fidelity", description="Judge the market model.")
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="kline files of BTC, ETH and SOL")
-    parser.add_argument("--pictures", type=Path, help="write the pictures of docs/market-model.md to this folder")
+    parser.add_argument("--pictures", type=Path, help="write the pictures of docs/exchange.md to this folder")
     arguments = parser.parse_args()
     recorded = {symbol: read_market(paths) for symbol, paths in find_files(arguments.folder).items()}
     if arguments.pictures is not None:

@@ -145,7 +145,7 @@ def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]
 
 
 def write_pictures(folder: Path, recorded: Mapping[str, Minutes]) -> None:
-    """Write the pictures of docs/market-model.md, and print the table of costs next to them."""
+    """Write the pictures of docs/exchange.md, and print the table of costs next to them."""
     (folder / "market-paths.svg").write_text(draw_paths(recorded["BTC"]))
     for what in ("spread", "depth"):
         (folder / f"market-{what}.svg").write_text(draw_model(what))

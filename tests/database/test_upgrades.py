@@ -202,7 +202,7 @@ async def test_an_unreleased_database_is_refused_and_left_unchanged(database: Da
         await conn.execute("CREATE TYPE variant_id AS ENUM ('Apex'); DROP TABLE fills CASCADE")
         await conn.execute("UPDATE schema_version SET version = $1", version)
     for use in (apply_schema(database), require_schema(database, "postgresql://127.0.0.1/trader")):
-        with pytest.raises(StartError, match=r"before the first release.*trader export FOLDER.*docs/runbooks.md"):
+        with pytest.raises(StartError, match=r"before the first release.*trader export FOLDER.*docs/operation.md"):
             await use
     async with database.connection() as conn:
         assert await conn.fetchval("SELECT to_regclass('fills')") is None

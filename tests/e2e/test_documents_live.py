@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 DOCUMENTS_WITH_COMMANDS = [document for document in DOCUMENTS if commands_of(document)]
 
-TOGETHER = ("docs/commands.md", "docs/record.md", "docs/api.md", "docs/exchange.md")
+TOGETHER = ("docs/commands.md", "docs/record.md", "docs/api.md", "docs/scaling.md")
 """Documents that need nothing but a new demo, and change little of it: one after the other, they share one."""
 
 FOLLOWED = [(document,) for document in DOCUMENTS_WITH_COMMANDS if document not in TOGETHER] + [TOGETHER]
@@ -29,6 +29,7 @@ SYSTEMD = "no unit of systemd is installed here"
 ROOT_ONLY = "installs into /opt as root"
 OTHER_SERVER = "speaks to another machine"
 OWN_SERVER = "needs a PostgreSQL of one's own with an archive; walked by hand with version 15"
+INSTALLED = "the tutorial installs a service; these commands would set another database for the rest of the page"
 PODMAN = "tests/scripts/test_container.py builds the image and runs it"
 BACKTEST = "trader backtest --data candles"
 MODELS = f"{BACKTEST} --models models.toml --from 2025-01-08T00:00:00Z --to"
@@ -40,58 +41,55 @@ TWO_HOURS = f"{BACKTEST} --models models.toml {HOURS}"
 """Soon after the beginning of a week of the market model, whose paths a replay draws up to where it starts."""
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "README.md": {
-        "scripts/test": "runs this test",
-        "scripts/faults": "takes minutes; tests/e2e/test_faults_live.py runs its quick ones",
-        "scripts/mutants": "takes minutes: it runs tests for each bug",
-        "scripts/torture": "takes minutes; docs/exchange.md has it with one round",
-        "scripts/benchmark": "takes minutes, and measures the machine",
-    },
     "docs/agents.md": {"claude mcp add": "Claude Code is not installed here"},
-    "docs/card.md": {"python docs/examples": "needs a closed season; tests/seasons/test_season_card.py verifies some"},
     "docs/commands.md": {"trader halt": "needs a replica, as in tests/commands/test_replica.py"},
+    "docs/exchange.md": {
+        "trader candles download": "downloads from Binance; its tests have a server of their own",
+        "psql": "names a season that is over",
+        "printf %s": "names the seed of that season",
+    },
     "docs/frontends.md": {"npm install": "tests/support/orpc.py installs the packages from a lock file"},
     "docs/live.md": {".venv/bin/pip install": "installs the venue's SDK into the environment of the tests"},
-    "docs/markets.md": {"trader candles download": "downloads from Binance; its tests have a server of their own"},
-    "docs/method.md": {"scripts/method_example": "tests/scripts/test_method_example.py compares every figure"},
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
         "trader models seed --models 100": "takes minutes; its own tests make shorter seasons",
         "trader reproduce": "names an invocation of another run; tests/e2e/test_reproduce_live.py has its own",
+        "scripts/seed_accounts.py": "tests/e2e/test_seeding_live.py runs them beside a service that trades the models",
     },
     "docs/operation.md": {
+        "journalctl": SYSTEMD,
+        "printf '%s": INSTALLED,
+        "trader check": INSTALLED,
+        "trader models add": INSTALLED,
+        "trader      ": INSTALLED,
         "PYTHON=/usr/bin/python3 /opt": ROOT_ONLY,
         "cp /opt": ROOT_ONLY,
+        "cp -a /backups/base": OWN_SERVER,
         "systemctl": SYSTEMD,
         "podman": PODMAN,
         "python3 -m venv /opt": ROOT_ONLY,
         "/opt/trader/bin/pip": ROOT_ONLY,
-        "trader verify --anchors": "the first anchor is sent after an hour",
+        "git -C /opt": ROOT_ONLY,
+        "trader verify --anchors": OWN_SERVER,
         "trader alarms": "shows an alarm, which needs a fault; tests/e2e/test_alarms_live.py has some",
         "cd /var/lib/trader": SYSTEMD,
         "systemd-run": SYSTEMD,
         "createuser": "the test has its own database",
-        "createdb": "the test has its own database",
-        "ROLE=reader": "needs a replica, as in tests/e2e/test_readers.py",
-    },
-    "docs/runbooks.md": {
-        "journalctl": SYSTEMD,
-        "mv .trader": "the test has its own database",
-        "systemctl": SYSTEMD,
-        "trader status                                  # database": "there is no service before the section Install",
-        "timedatectl": SYSTEMD,
-        "git -C /opt": ROOT_ONLY,
+        "createdb --owner trader trader": "the test has its own database",
         "createdb -h": OTHER_SERVER,
+        "mv .trader": "the test has its own database",
         "trader restore moving.dump": OTHER_SERVER,
-        "trader audit --database-url postgresql://trader@new": OTHER_SERVER,
         "psql": OTHER_SERVER,
         "pg_ctl": OWN_SERVER,
-        "cp -a /backups/base": OWN_SERVER,
-        "trader verify --anchors": OWN_SERVER,
+        "ROLE=reader": "needs a replica, as in tests/e2e/test_readers.py",
         "curl -s http://replica": OTHER_SERVER,
         "curl -sI": OTHER_SERVER,
+        "timedatectl": SYSTEMD,
         "df -h": "names folders of an installation",
-        "scripts/test": "runs this test",
+    },
+    "docs/record.md": {
+        "python docs/examples/verify_card.py": "needs a closed season; tests/seasons/test_season_card.py verifies some",
+        "trader verify --anchors": "the first anchor is sent after an hour",
     },
     "docs/strategies.md": {
         "pip install": "installs into the environment of the tests",
@@ -104,38 +102,34 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 
 AGENT = "mkdir -p agent/bin; printf '#!/bin/sh\\nexec python \"$@\"' > agent/bin/python; chmod +x agent/bin/python"
 INSTEAD: dict[str, dict[str, str]] = {
-    "README.md": {"scripts/run candles make": "scripts/run candles make candles --days 1"},
     "docs/agents.md": {"python3 -m venv agent": AGENT},
-    "docs/backtest.md": {
-        **THREE_DAYS,
-        f"{BACKTEST} --variant": f"{BACKTEST} --variant Apex --variant Contrarian {HOURS} --out run",
-        f"{MODELS} 2025-01-10T00:00:00Z --out": f"{TWO_HOURS} --out models",
-        f"{MODELS} 2025-01-10T00:00:00Z \\": (
-            f"{TWO_HOURS} --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
-        ),
-    },
     "docs/exam.md": {"trader exam run": "trader exam run --models docs/examples/exam.toml --states 20 --out exam"},
+    "docs/exchange.md": THREE_DAYS,
     "docs/frontends.md": {"npm create": "mkdir -p arena/src"},
-    "docs/markets.md": THREE_DAYS,
-    "docs/runbooks.md": {
+    "docs/operation.md": {
         "createdb --owner trader rehearsal": "trader restore /backups/trader-$(date +%F).dump "
         "--database-url postgresql://trader@127.0.0.1/rehearsal",
     },
     "docs/strategies.md": {
         **THREE_DAYS,
         f"{DIP} percent=1.5": f"{DIP} percent=1.5 {HOURS} --out dip",
+        f"{BACKTEST} --variant": f"{BACKTEST} --variant Apex --variant Contrarian {HOURS} --out run",
+        f"{MODELS} 2025-01-10T00:00:00Z --out": f"{TWO_HOURS} --out models",
+        f"{MODELS} 2025-01-10T00:00:00Z \\": (
+            f"{TWO_HOURS} --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
+        ),
     },
 }
 """By document, the beginning of a command, and a shorter one, for a shorter period or without its downloads."""
 
 CODES: dict[str, dict[str, int]] = {
-    "docs/backtest.md": {"trader backtest --data candles --models": 2},
-    "docs/runbooks.md": {"scripts/benchmark": 2, "trader resume --account": 1},
+    "docs/scaling.md": {"scripts/benchmark": 2},
+    "docs/strategies.md": {"trader backtest --data candles --models": 2},
 }
 """By document, the beginning of a command that shows no output, and its exit code if it is not 0."""
 
 UNTIL: dict[str, dict[str, str]] = {
-    "docs/markets.md": {"RECORD=": "until [ $(zcat recording/*.gz 2>/dev/null | wc -l) -gt 15 ]; do sleep 0.2; done"},
+    "docs/exchange.md": {"RECORD=": "until [ $(zcat recording/*.gz 2>/dev/null | wc -l) -gt 15 ]; do sleep 0.2; done"},
 }
 """By document, the beginning of a command that starts a service, and the command until which it runs."""
 
@@ -143,7 +137,7 @@ EXACT = ("trader season plan",)
 """The beginnings of commands whose output has the same figures in every run."""
 
 WITHOUT_THE_DEMO = {
-    f"docs/{name}.md" for name in ("backtest", "card", "exam", "live", "markets", "method", "runbooks", "strategies")
+    f"docs/{name}.md" for name in ("exam", "exchange", "live", "statistics", "strategies", "tutorial")
 }
 """Documents that begin without a service."""
 

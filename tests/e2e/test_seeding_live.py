@@ -1,4 +1,4 @@
-"""Every seeding command of the README next to a running service, which trades the new models."""
+"""Every seeding command of docs/models.md next to a running service, which trades the new models."""
 
 import asyncio
 import os
@@ -30,14 +30,14 @@ TRADED_WITHIN_S = 150
 
 
 def seeding_commands() -> list[str]:
-    """Return the commands of the README that seed models or write the file for it, in order."""
+    """Return the commands of the document that seed models or write the file for it, in order."""
     return [text for text in commands() if SEEDING.match(text) or FILE.match(text)]
 
 
 def commands() -> Iterator[str]:
-    """Yield the lines of the README's indented blocks; lines within one quotation are one command."""
+    """Yield the lines of the document's indented blocks; lines within one quotation are one command."""
     text = ""
-    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "models.md").read_text(encoding="utf-8").splitlines():
         if not line.startswith("    "):
             text = ""
             continue
@@ -63,7 +63,7 @@ async def shell(folder: Path, text: str, environ: dict[str, str]) -> str:
     return output.decode()
 
 
-def test_the_readme_shows_how_models_are_added() -> None:
+def test_the_document_shows_how_models_are_added() -> None:
     texts = "\n".join(seeding_commands())
     assert texts.count("scripts/seed_accounts.py") >= 4
     for shown in ("--history", "--demo --models", "printf '[[models]]", "models.toml  ", "--variant"):
@@ -71,7 +71,7 @@ def test_the_readme_shows_how_models_are_added() -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "DATABASE_URL"])
-async def test_models_seeded_by_the_readme_trade_on_the_running_service(
+async def test_models_seeded_by_the_document_trade_on_the_running_service(
     kind: str, open_folder: Path, empty_dsn: str
 ) -> None:
     environ = {"DATABASE_URL": empty_dsn} if kind == "DATABASE_URL" else {}

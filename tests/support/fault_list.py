@@ -1,4 +1,4 @@
-"""The faults of docs/runbooks.md: each as a context manager that causes and ends it."""
+"""The faults that are injected: each as a context manager that causes and ends it."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ END_CONNECTIONS: Final = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_a
 
 
 class Fault(NamedTuple):
-    """A fault: its name in docs/runbooks.md, the cause in its notice, its context manager, and its bench.
+    """A fault: its name, the cause in its notice, its context manager, and its bench.
 
     Without a `kind` nothing has to be reported.
 

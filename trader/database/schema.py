@@ -163,7 +163,7 @@ def unreleased(name: str) -> StartError:
     return StartError(
         f"{name} was written by a version of trader from before the first release, which this version cannot read. "
         "Export it with the version that wrote it (`trader export FOLDER`), then start with a new database: see "
-        '"From a version before the first release" in docs/runbooks.md. Nothing was changed.'
+        '"From a version before the first release" in docs/operation.md. Nothing was changed.'
     )
 
 
