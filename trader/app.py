@@ -37,7 +37,6 @@ from trader.composition.service import Service, make_service
 from trader.core.errors import StartError, Unavailable
 from trader.core.schedulers import describe_error
 from trader.database.embedded.server import EmbeddedPostgres
-from trader.exam import served_exams
 from trader.operations.access import Access
 from trader.operations.alarms import Alarms, ClockWatch, send_heartbeats
 from trader.operations.domain.alarms import Alarm, AlarmCause
@@ -223,7 +222,6 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app.add_routes(streams.routes())
     app.add_routes(health.routes())
     app.add_routes(record.routes())
-    app.add_routes(served_exams.routes(settings))
     app.cleanup_ctx.extend([streams.run, health.watch])
     if settings.metrics == "on":
         app.add_routes(metrics.routes())

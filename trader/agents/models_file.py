@@ -27,7 +27,7 @@ from trader.agents.providers.client import PROTOCOLS
 from trader.agents.providers.protocols import StreamedProtocol
 from trader.agents.providers.strategy_process import check_strategy
 from trader.core.errors import Issue, SettingsError
-from trader.core.files import is_secret_name, require_regular
+from trader.core.files import is_secret_name, read_regular
 from trader.core.variant_id import VariantId
 from trader.settings.checks import address_problem
 from trader.settings.providers import PROVIDERS, name_of_keys
@@ -367,8 +367,7 @@ def _replace_prompt(values: Any, folder: Path, secrets: Mapping[str, str]) -> It
         if path.suffix not in PROMPT_SUFFIXES or is_secret_name(path.name):
             yield Issue(("prompt",), f"{expected}, not {path.name!r}")
             return
-        with require_regular(path).open(encoding="utf-8") as file:
-            text = file.read(PROMPT_CHARACTERS_MAX + 1)
+        text = read_regular(path, 4 * PROMPT_CHARACTERS_MAX).decode()
     except (OSError, ValueError) as error:
         yield Issue(("prompt",), f"{expected}: {error}")
         return

@@ -15,6 +15,7 @@ from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions, read_decisions
 from trader.backtest.spec import Conditions, environ_of, open_source, settings_of
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import decode_json, read_regular
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
 
@@ -90,7 +91,7 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
 
 def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
     try:
-        recorded = msgspec.json.decode((folder / "result.json").read_bytes(), type=RecordedRun, dec_hook=_of_text)
+        recorded = decode_json(read_regular(folder / "result.json"), RecordedRun, _of_text)
         decisions = read_decisions(folder / "decisions.jsonl")
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(

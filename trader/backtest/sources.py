@@ -37,6 +37,7 @@ from trader.backtest.masking import MaskedPeek, MaskedSession
 from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import StrategyError
 from trader.core.events import EventBus
+from trader.core.files import decode_json, read_lines
 from trader.core.money import ZERO
 from trader.market.domain.markets import STALE_AFTER
 from trader.portfolio.tables import Table
@@ -361,10 +362,9 @@ class DecisionLines(Lines):
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
     """Read the invocations with decisions, by model. Raises `OSError` and `MsgspecError`."""
     invocations: dict[str, list[RecordedInvocation]] = {}
-    with file.open("rb") as lines:
-        for line in lines:
-            recorded = msgspec.json.decode(line, type=RecordedInvocation)
-            invocations.setdefault(recorded.model_id, []).append(recorded)
+    for line in read_lines(file):
+        recorded = decode_json(line, RecordedInvocation)
+        invocations.setdefault(recorded.model_id, []).append(recorded)
     return invocations
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-import msgspec
-
 from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
 from trader.core.errors import StartError
-from trader.core.files import require_regular
+from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
 from trader.record.anchor_sinks import AnchorLine
@@ -136,18 +134,15 @@ def read_anchors(file: Path) -> list[Anchor]:
 
     :raises StartError: the file cannot be read, or a line is not an anchor
     """
+    anchors, number = [], 0
     try:
-        lines = require_regular(file).read_bytes().splitlines()
+        for number, line in enumerate(read_lines(file, BYTES_MAX), 1):
+            if line.strip():
+                anchors.append(decode_json(line, AnchorLine).anchor(f"{file.name}, line {number}"))
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
-    anchors = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            anchors.append(msgspec.json.decode(line, type=AnchorLine).anchor(f"{file.name}, line {number}"))
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
+    except ValueError as error:  # includes errors of msgspec
+        raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
     return anchors
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from trader.commands.command import Result, command, print_result, table
 from trader.core.errors import SettingsError
+from trader.core.files import decode_json, read_regular
 from trader.core.intervals import percent, student_quantile
 from trader.portfolio import tables as results
 from trader.portfolio.domain.evidence import compare, judge_family
@@ -62,7 +63,7 @@ def compare_runs(options: argparse.Namespace) -> int:
 def _read(folder: Path) -> _Run:
     """Return the run of a folder. Raises `SettingsError`."""
     try:
-        value = msgspec.json.decode((folder / "result.json").read_bytes())
+        value = decode_json(read_regular(folder / "result.json"), dict[str, Any])
         accounts = value["accounts"]
         own = [each["id"] for each in accounts if each["provider"] == "strategy"] or [accounts[0]["id"]]
         strategy = value["strategy"] or {}

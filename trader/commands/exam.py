@@ -17,6 +17,7 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, cou
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
@@ -271,9 +272,9 @@ def exam_report(options: argparse.Namespace) -> int:
     sittings = read_sittings(options.folder, plan)
     card = exam_card(plan, sittings)
     try:
-        (options.folder / CARD_FILE).write_bytes(encode_card(card))
-        (options.folder / CARD_SCHEMA_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
-        (options.folder / REPORT_FILE).write_text(page(card.result, plan, secret, sittings), encoding="utf-8")
+        replace_file(options.folder / CARD_FILE, encode_card(card))
+        replace_file(options.folder / CARD_SCHEMA_FILE, msgspec.json.format(msgspec.json.encode(card_schema())))
+        replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
     return print_result(Result(msgspec.to_builtins(card.result), _lines(card.result)), as_json=options.json)

@@ -9,6 +9,7 @@ from trader.agents.sql.models import select_models
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
+from trader.core.files import replace_file
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
 from trader.portfolio.evidence import last_whole_hour, make_report
@@ -78,7 +79,7 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
 

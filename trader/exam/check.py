@@ -12,6 +12,7 @@ from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import SettingsError
+from trader.core.files import decode_json, read_regular
 from trader.exam.folder import ExamPlan, read_plan, read_states
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
@@ -57,7 +58,7 @@ def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) 
     if not file.exists():
         return []
     try:
-        given = msgspec.json.decode(file.read_bytes(), type=ExamCard)
+        given = decode_json(read_regular(file), ExamCard)
     except (OSError, msgspec.MsgspecError) as error:
         return [f"{CARD_FILE} is not the card of an exam: {error}"]
     expected = exam_card(plan, sittings)

@@ -11,6 +11,15 @@ import msgspec
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import (
+    BYTES_MAX,
+    SMALL_BYTES_MAX,
+    decode_json,
+    open_appending,
+    read_lines,
+    read_regular,
+    replace_file,
+)
 from trader.exam.domain.plan import NULL_SHARE
 from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind
@@ -22,10 +31,6 @@ PLAN: Final = "exam.json"
 SECRET: Final = "secret"  # noqa: S105  # the name of a file
 SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
-
-
-_NEW: Final = "exam.new"
-"""Temporary name of the plan, until it is written completely."""
 
 
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,7 +93,9 @@ def is_begun(folder: Path) -> bool:
     """Return whether a folder has an exam. Raise `SettingsError` for a folder that has anything else."""
     if (folder / PLAN).exists():
         return True
-    if folder.exists() and (not folder.is_dir() or any(each.name not in (SECRET, _NEW) for each in folder.iterdir())):
+    if folder.exists() and (
+        not folder.is_dir() or any(each.suffix != ".new" and each.name != SECRET for each in folder.iterdir())
+    ):
         raise SettingsError([f"--out: {folder} exists and has no exam; give a new folder, or one to resume"])
     return False
 
@@ -96,10 +103,8 @@ def is_begun(folder: Path) -> bool:
 def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
     """Write the secret of a new exam, and then its plan at once. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SECRET).touch(mode=0o600)
-    (folder / SECRET).write_text(secret, encoding="ascii")
-    (folder / _NEW).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
-    (folder / _NEW).replace(folder / PLAN)
+    replace_file(folder / SECRET, secret, 0o600)
+    replace_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
@@ -108,8 +113,8 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     :raises StartError: the folder has no exam, or its secret is another one
     """
     try:
-        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExamPlan)
-        secret = (folder / SECRET).read_text(encoding="ascii")
+        plan = decode_json(read_regular(folder / PLAN), ExamPlan)
+        secret = read_regular(folder / SECRET, SMALL_BYTES_MAX).decode("ascii")
     except OSError as error:
         raise StartError(f"{folder} has no exam: {error.filename}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -136,9 +141,9 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     :raises StartError: the file holds anything else
     """
     file = folder / SITTINGS
-    lines = file.read_bytes().split(b"\n") if file.exists() else []
     try:
-        sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
+        lines = [line for line in read_lines(file, BYTES_MAX) if line.endswith(b"\n")] if file.exists() else []
+        sittings = [decode_json(line, Sitting) for line in lines]
         for decided in (each.answer.decided for each in sittings if each.answer.decided is not None):
             times = [decided.started_at, *(time for step in decided.steps for time in (step.at, step.viewed_at))]
             if any(time.tzinfo is None for time in times):
@@ -169,18 +174,22 @@ class Sheet:
     def __init__(self, folder: Path, plan: ExamPlan) -> None:
         self.sittings: list[Sitting] = []
         kept, file = read_sittings(folder, plan), folder / SITTINGS
-        new = file.with_suffix(".new")
-        self._file = new.open("wb", buffering=0)
-        self.add(kept)
-        new.replace(file)
+        replace_file(file, _lines(kept))
+        self._file = open_appending(file)
+        self.sittings += kept
 
     def add(self, sittings: Sequence[Sitting]) -> None:
         """Write decisions at once. Raises `OSError`."""
-        self._file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in sittings))
+        self._file.write(_lines(sittings))
+        self._file.flush()
         self.sittings += sittings
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lines(sittings: Sequence[Sitting]) -> bytes:
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in sittings)
 
 
 def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None:

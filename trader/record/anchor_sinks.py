@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -25,9 +25,9 @@ ATTEMPT_S: Final = 10.0
 class AnchorLine(msgspec.Struct, rename="camel"):
     """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
 
-    position: int
+    position: Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
     digest: str
-    anchored_at: datetime
+    anchored_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
     def anchor(self, source: str) -> Anchor:
         """Return the anchor. Raise ValueError if the digest is invalid."""

@@ -245,9 +245,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: Annotated[str, Variable(
         "DASHBOARD", "on", forms.one_of("on", "off"),
         "Whether `GET /` is the dashboard; `off`: it is a short JSON list of the service's addresses.")]
-    exams: Annotated[Path | None, Variable(
-        "EXAMS", "", forms.FOLDER,
-        "Folder whose subfolders are exams; the dashboard links to their reports at `/exams`.", shown_default="none")]
     public: Annotated[str, Variable(
         "PUBLIC", "off", forms.one_of("on", "off"),
         "`on`: the service is read-only for callers without API_TOKEN, and prompts of models are hidden from them.")]

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from trader.core.errors import Issue, SettingsError
-from trader.core.files import require_regular
+from trader.core.files import SMALL_BYTES_MAX, read_regular
 from trader.core.inputs import find_issues
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import KEY_NAME, OTHER_KEY_NAME, PROVIDERS
@@ -23,6 +23,8 @@ ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provide
 
 
 DEPTH_MAX: Final = 50
+_DEEP_KEY: Final = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}""")
+"""A key of so many parts would take the parser minutes."""
 
 
 def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
@@ -31,15 +33,24 @@ def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     :raises SettingsError: the file cannot be read or is not TOML
     """
     try:
-        text = require_regular(file).read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = read_regular(file, SMALL_BYTES_MAX)
+        return content.decode(), decode_toml(content)
+    except OSError as error:
+        raise SettingsError([f"{file}: {error.strerror}"]) from None
+    except ValueError as error:
         raise SettingsError([f"{file}: {error}"]) from None
+
+
+def decode_toml(content: bytes) -> dict[str, Any]:
+    """Return the values of a TOML text. Raise `ValueError` if it is none, or has too many tables within each other."""
+    text = content.decode().replace("\r\n", "\n")
+    try:
+        values = None if _DEEP_KEY.search(text) else tomllib.loads(text)
     except RecursionError:
         values = None
     if values is None or not _is_flat(values, DEPTH_MAX):
-        raise SettingsError([f"{file}: more than {DEPTH_MAX} tables or lists within each other"])
-    return text, values
+        raise ValueError(f"more than {DEPTH_MAX} tables or lists within each other")
+    return values
 
 
 def _is_flat(value: Any, depth: int) -> bool:

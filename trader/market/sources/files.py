@@ -10,7 +10,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
 from io import TextIOWrapper
@@ -21,6 +21,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
+from trader.core.files import open_regular
 from trader.core.money import divide
 from trader.market.domain.markets import canonical_symbol
 
@@ -43,6 +44,13 @@ _US_MIN: Final = 10**14
 
 _LINE_MAX: Final = 65_536
 """Characters per line. A compressed file without line breaks could otherwise take a thousand times as much memory."""
+
+
+_BLANK_MAX: Final = 1_000
+"""Empty lines at the end of a file."""
+
+_CANDLES_MAX: Final = 20_000_000
+"""Rows of one file: 38 years of minutes."""
 
 
 class FileRow(NamedTuple):
@@ -227,6 +235,8 @@ def read_file(path: Path) -> Minutes:
         has_neighbours = has_neighbours or row.minute - 1 == last_minute
         last_minute = row.minute
         minutes.append(row)
+        if len(minutes) > _CANDLES_MAX:
+            _refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
     if not minutes:
         _refuse(path, 1, "no candles")
     if len(minutes) > 1 and not has_neighbours:
@@ -246,7 +256,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     _refuse(path, number, f"has over {_LINE_MAX} characters")
                 if not line.strip():
                     blank = blank or number
-                    continue
+                    if number - blank < _BLANK_MAX:
+                        continue
                 if blank is not None:
                     _refuse(path, blank, "an empty line")
                 yield number, line.rstrip("\n")
@@ -259,19 +270,19 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 @contextmanager
 def _text(path: Path) -> Iterator[TextIO]:
     """Open a file as text, unpacking it if needed."""
-    if path.suffix != ".zip":
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8-sig", newline=None) as file:
-            yield file
-        return
-    with ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) != 1:
-            _refuse(path, 1, f"{len(members)} files in the archive instead of one")
-        if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-            _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
-        with archive.open(members[0]) as member:
-            yield TextIOWrapper(member, encoding="utf-8-sig", newline=None)
+    with ExitStack() as stack:
+        unpacked = packed = stack.enter_context(open_regular(path))
+        if path.suffix == ".gz":
+            unpacked = stack.enter_context(gzip.open(packed))
+        elif path.suffix == ".zip":
+            archive = stack.enter_context(ZipFile(packed))
+            members = archive.infolist()
+            if len(members) != 1:
+                _refuse(path, 1, f"{len(members)} files in the archive instead of one")
+            if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
+            unpacked = stack.enter_context(archive.open(members[0]))
+        yield TextIOWrapper(unpacked, encoding="utf-8-sig", newline=None)
 
 
 def _row(fields: list[str]) -> FileRow:

@@ -21,6 +21,7 @@ import msgspec
 
 from trader.core.clock import floor_time
 from trader.core.errors import MarketDataError, StartError
+from trader.core.files import open_regular
 from trader.market.domain.markets import Book, Candle, Interval, Level, Market, Quote, Tick
 from trader.market.sources.source import MarketSource
 
@@ -32,6 +33,7 @@ LEVELS: Final = 10
 LINE_BYTES_MAX: Final = 16 * 2**20
 """Longer lines are refused: a compressed one-line file could take a thousand times as much memory."""
 
+_LINES_MAX: Final = 4_000_000
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -256,16 +258,18 @@ def read_hour(paths: Sequence[Path]) -> list[RecordedLine]:
 def read_lines(path: Path) -> Iterator[RecordedLine]:
     """Yield the complete lines of a file; a killed process may leave a truncated last line. Raise `MarketDataError`."""
     for number, text in enumerate(_texts(path), start=1):
+        if number > _LINES_MAX:
+            raise MarketDataError(f"{path} has more than {_LINES_MAX:,} lines, too many for an hour")
         try:
             yield _line_decoder.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise MarketDataError(f"{path}, line {number}: {error}") from error
 
 
 def _texts(path: Path) -> Iterator[bytes]:
     unpacker, rest = zlib.decompressobj(wbits=_GZIP), b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := unpacker.unconsumed_tail or file.read(_CHUNK):
                 *whole, rest = (rest + unpacker.decompress(chunk, _CHUNK)).split(b"\n")
                 yield from whole

@@ -22,7 +22,8 @@ export function csvOf(columns, rows) {
 
 function quoted(value) {
   const text = String(value ?? '')
-  const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // not a formula in a spreadsheet
+  const isFormula = /^[-=+@\t\r\n＝＋－＠]/.test(text) && !/^[-+]?\d+(\.\d+)?(e[-+]?\d+)?$/i.test(text)
+  const safe = isFormula ? `'${text}` : text // a spreadsheet would execute it
   return `"${safe.replaceAll('"', '""')}"`
 }
 
