@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 
 from trader.commands.command import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_WRONG_SETTINGS,
     load,
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
         print_error(f"trader: {error}", as_json=as_json)
-        return EXIT_FAILED
+        return int(options.exit_failed)
     except KeyboardInterrupt:
         show("\ninterrupted", on_stderr=True)
         return EXIT_INTERRUPTED

@@ -238,14 +238,14 @@ async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(publishe
     assert "forged/report.html is not a regular file" in await refused(folder)
     folder = published.copy()
     (folder / "card.json").write_text("[" * 100_000 + "]" * 100_000)
-    assert "forged/card.json is nested too deeply" in await refused(folder)
+    assert "forged/card.json cannot be read: more than 50 lists and objects within each other" in await refused(folder)
     folder = published.copy()
     with (folder / "record.jsonl").open("a") as lines:
         lines.write('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
     assert "of the record is nested too deeply" in await refused(folder)
     folder = published.copy()
     (folder / "hours.csv").write_bytes(b"\xff\xfe")
-    assert "hours cannot be read" in await refused(folder)
+    assert "hours.csv cannot be read" in await refused(folder)
 
 
 @pytest.mark.parametrize("name", ["hours", "positions"])

@@ -38,7 +38,7 @@ async def record_run(target: TargetDatabase, task: MaintenanceTask, problems: in
         await upsert_maintenance(conn, task, problems)
 
 
-@database_command("audit", example="trader audit", arguments=add_record_option)
+@database_command("audit", example="trader audit", arguments=add_record_option, compares=True)
 async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
 
@@ -81,7 +81,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--correct", action="store_true", help=correct)
 
 
-@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments)
+@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments, compares=True)
 async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded.
 
@@ -151,7 +151,10 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command(
-    "reproduce", example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10", arguments=_invocation_argument
+    "reproduce",
+    example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10",
+    arguments=_invocation_argument,
+    compares=True,
 )
 async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Re-execute the recorded calls of an invocation and report whether the books are identical.

@@ -67,6 +67,7 @@ MODULES: Final[Mapping[str, str]] = {
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_WRONG_SETTINGS: Final = 2
+EXIT_UNCOMPARED: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -79,13 +80,17 @@ class Result(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A declared command; `name` is one word or, in a group, two."""
+    """A declared command; `name` is one word or, in a group, two.
+
+    One that `compares` exits with 1 only if something differs, and with 2 if it cannot compare.
+    """
 
     name: str
     run: Callable[[argparse.Namespace], int]
     meaning: str
     example: str
     arguments: Callable[[argparse.ArgumentParser], None]
+    compares: bool
 
 
 REGISTRY: Final[dict[str, Command]] = {}
@@ -99,12 +104,16 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
 
 
 def command(
-    name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+    name: str,
+    *,
+    example: str,
+    arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
+    compares: bool = False,
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Declare a function as a command; its docstring is its help, `example` a sample call."""
 
     def declare(run: CommandFunction) -> CommandFunction:
-        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments)
+        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments, compares)
         return run
 
     return declare
@@ -165,7 +174,7 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         entry.arguments(sub)
-        sub.set_defaults(run=entry.run)
+        sub.set_defaults(run=entry.run, exit_failed=EXIT_UNCOMPARED if entry.compares else EXIT_FAILED)
     return parser
 
 

@@ -36,7 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-@command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments)
+@command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments, compares=True)
 def compare_runs(options: argparse.Namespace) -> int:
     """Compare finished backtests of one period with the first one, paired by seed and by hour.
 

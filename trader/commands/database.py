@@ -76,10 +76,11 @@ def database_command(
     arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
     changes: bool = False,
     of_any_version: bool = False,
+    compares: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
     """Declare a command that works on the database: it gets `--json` and the options that select the database.
 
-    The keyword arguments are the same as for `run_in_database`.
+    The keyword arguments are the same as for `command` and `run_in_database`.
     """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +93,7 @@ def database_command(
             return print_result(run_to_end(work), as_json=options.json)
 
         run_command.__doc__ = run.__doc__
-        command(name, example=example, arguments=add_arguments)(run_command)
+        command(name, example=example, arguments=add_arguments, compares=compares)(run_command)
         return run
 
     return declare

@@ -303,7 +303,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
 
 
-@command("exam check", example="trader exam check exam", arguments=_check_arguments)
+@command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
 def exam_check(options: argparse.Namespace) -> int:
     """Draw an exam's states again, execute its decisions again, and compare every score."""
     wrong = asyncio.run(check(options.folder, options.data, options.funding))

@@ -202,7 +202,12 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
-@command("season check", example="trader season check winter --anchors anchors.jsonl", arguments=_check_arguments)
+@command(
+    "season check",
+    example="trader season check winter --anchors anchors.jsonl",
+    arguments=_check_arguments,
+    compares=True,
+)
 def check(options: argparse.Namespace) -> int:
     """Derive the result of a season again from the record in its folder, and report everything that differs.
 

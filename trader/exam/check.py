@@ -11,7 +11,7 @@ import msgspec
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
-from trader.core.errors import SettingsError
+from trader.core.errors import SettingsError, StartError
 from trader.core.files import decode_json, read_regular
 from trader.exam.folder import ExamPlan, read_plan, read_states
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
@@ -53,14 +53,17 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
 
 
 def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
-    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions."""
+    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions.
+
+    :raises StartError: it is no card
+    """
     file = folder / CARD_FILE
     if not file.exists():
         return []
     try:
         given = decode_json(read_regular(file), ExamCard)
     except (OSError, msgspec.MsgspecError) as error:
-        return [f"{CARD_FILE} is not the card of an exam: {error}"]
+        raise StartError(f"{file} is not the card of an exam: {error}") from None
     expected = exam_card(plan, sittings)
     return [
         f"{CARD_FILE}: {name} does not follow from the decisions"

@@ -93,9 +93,8 @@ def is_begun(folder: Path) -> bool:
     """Return whether a folder has an exam. Raise `SettingsError` for a folder that has anything else."""
     if (folder / PLAN).exists():
         return True
-    if folder.exists() and (
-        not folder.is_dir() or any(each.suffix != ".new" and each.name != SECRET for each in folder.iterdir())
-    ):
+    unfinished = {folder / SECRET, *folder.glob(".*.new")}
+    if folder.exists() and (not folder.is_dir() or not unfinished.issuperset(folder.iterdir())):
         raise SettingsError([f"--out: {folder} exists and has no exam; give a new folder, or one to resume"])
     return False
 

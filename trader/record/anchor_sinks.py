@@ -25,7 +25,7 @@ ATTEMPT_S: Final = 10.0
 class AnchorLine(msgspec.Struct, rename="camel"):
     """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
 
-    position: Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
+    position: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     digest: str
     anchored_at: Annotated[datetime, msgspec.Meta(tz=True)]
 

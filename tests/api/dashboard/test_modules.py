@@ -167,7 +167,7 @@ def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str
         ["Name", "Low", "High"],
         ['GPT-5 "mini"', "-1.25", "0.5"],
         ["'=1+1", "-3.5", "'-3.5+cmd"],
-        ["'＝1", "+1e-7", "'-Infinity"],
+        ["'＝1", "+1e-7", "-Infinity"],
     ]
 
 

@@ -22,8 +22,8 @@ export function csvOf(columns, rows) {
 
 function quoted(value) {
   const text = String(value ?? '')
-  const isFormula = /^[-=+@\t\r\n＝＋－＠]/.test(text) && !/^[-+]?\d+(\.\d+)?(e[-+]?\d+)?$/i.test(text)
-  const safe = isFormula ? `'${text}` : text // a spreadsheet would execute it
+  // a spreadsheet would execute it
+  const safe = /^[-=+@\t\r\n＝＋－＠]/.test(text) && isNaN(text) ? `'${text}` : text
   return `"${safe.replaceAll('"', '""')}"`
 }
 
