@@ -21,7 +21,7 @@ from trader.core.files import replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import read_plan, read_sittings
+from trader.exam.folder import STATES_MAX, read_plan, read_sittings
 from trader.exam.opening import ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
@@ -44,9 +44,6 @@ from trader.exam.sitting import EVERY
 
 STATES = 300
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
-
-STATES_MAX = 100_000
-"""Maximum number of states of an exam."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

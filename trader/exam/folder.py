@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
+from trader.backtest.spec import CONDITION_VARIABLES
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import (
     BYTES_MAX,
@@ -33,6 +34,16 @@ SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
 
 
+STATES_MAX: Final = 100_000
+SAMPLES_MAX: Final = 10_000
+_SETTINGS: Final = {"SIM_SEED", "MARKETS", *CONDITION_VARIABLES} - {"MARKETS_FILE"}
+"""The settings that exams have; any other, such as one that names a file, was put in by someone else."""
+
+
+class OtherSecret(StartError):
+    """The secret of an exam is not the one that its plan names by its digest."""
+
+
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A state of an exam: the edge of a world, or a moment of a recording."""
 
@@ -51,16 +62,16 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     secret_digest: str
-    states: list[ExamState]
-    edges: list[Edge]
+    states: Annotated[list[ExamState], msgspec.Meta(max_length=STATES_MAX)]
+    edges: Annotated[list[Edge], msgspec.Meta(min_length=1)]
     kind: Kind
     horizon: Horizon
-    models: list[Model]
+    models: Annotated[list[Model], msgspec.Meta(min_length=1)]
     strategies: dict[str, str]
     settings: dict[str, str]
     code: CodeDigest
     compared: tuple[str, str] | None = None
-    samples: int = 1
+    samples: Annotated[int, msgspec.Meta(ge=1, le=SAMPLES_MAX)] = 1
     recording: str | None = None
 
     @property
@@ -109,7 +120,8 @@ def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     """Return the plan of an exam and its secret.
 
-    :raises StartError: the folder has no exam, or its secret is another one
+    :raises OtherSecret: the secret is another one
+    :raises StartError: the folder has no exam
     """
     try:
         plan = decode_json(read_regular(folder / PLAN), ExamPlan)
@@ -122,8 +134,12 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
         raise StartError(f"{folder} has a damaged exam: its states are not numbered from 0 on")
     if any(state.moment is None and state.edge is None and state.kind != "null" for state in plan.states):
         raise StartError(f"{folder} has a damaged exam: only a null world is without an edge")
+    if others := plan.settings.keys() - _SETTINGS:
+        raise StartError(f"{folder} has a damaged exam: no exam has the settings {', '.join(sorted(others))}")
+    if plan.recording is not None and "MARKETS" not in plan.settings:
+        raise StartError(f"{folder} has a damaged exam: its settings name no MARKETS")
     if digest_of(secret) != plan.secret_digest:
-        raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
+        raise OtherSecret(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
     return plan, secret
 
 
