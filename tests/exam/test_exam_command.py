@@ -306,7 +306,7 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
     assert "are not the first ones of the plan" in capsys.readouterr().out
     (out / "sittings.jsonl").write_bytes(b"".join(written.splitlines(keepends=True)[1:]))
     assert main(["exam", "check", str(out)]) == 1
-    assert "lines 1 to 3 do not belong to one state" in capsys.readouterr().err
+    assert "lines 1 to 3 do not belong to one state" in capsys.readouterr().out
 
 
 @pytest.mark.processes

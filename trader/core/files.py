@@ -11,6 +11,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -41,12 +42,12 @@ def is_secret_name(name: str) -> bool:
     return name.startswith(".") or name.endswith(".env")
 
 
-def open_regular(file: Path, bytes_max: int = STREAM_BYTES_MAX, *, below: Path | None = None) -> BinaryIO:
+def open_regular(file: Path, bytes_max: int = STREAM_BYTES_MAX, *, below: Path | None = None) -> BufferedReader:
     """Open a file for reading; `below` is the folder that the user named, if the file is deeper in it.
 
     :raises OSError: it does not exist, is a link or no regular file, is below a link, or has more than `bytes_max`
     """
-    opened = os.fdopen(_open(file, _TO_READ, below or file.parent), "rb")
+    opened = BufferedReader(FileIO(_open(file, _TO_READ, below or file.parent)))
     try:
         _require_regular(opened, file, bytes_max)
     except OSError:
@@ -129,10 +130,10 @@ def _open(file: Path, flags: int, below: Path) -> int:
         if below == file.parent:
             return os.open(file, flags, 0o644)
         with ExitStack() as stack:
-            place = None
-            for folder in (below, *file.relative_to(below).parts[:-1]):
-                nofollow = 0 if place is None else os.O_NOFOLLOW
-                place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | nofollow, dir_fd=place)
+            place = os.open(below, os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, place)
+            for folder in file.relative_to(below).parts[:-1]:
+                place = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
                 stack.callback(os.close, place)
             return os.open(file.name, flags, 0o644, dir_fd=place)
     except ValueError:  # a NUL

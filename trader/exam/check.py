@@ -13,7 +13,7 @@ from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import decode_json, read_regular
-from trader.exam.folder import ExamPlan, OtherSecret, read_plan, read_states
+from trader.exam.folder import ContradictoryExam, ExamPlan, read_plan, read_states
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
@@ -33,7 +33,8 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
     """
     try:
         plan, secret = read_plan(folder)
-    except OtherSecret as error:
+        states = read_states(folder, plan)
+    except ContradictoryExam as error:
         return [str(error)]
     room: ExamRoom
     if plan.recording is not None:
@@ -44,7 +45,6 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
         room = world_room(plan.settings, ())
     drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)
     wrong, models = [] if plan.states == drawn else [_OTHER_STATES], {model.id: model for model in plan.models}
-    states = read_states(folder, plan)
     by_sample: dict[int, list[int]] = {}
     for state in states:
         by_sample.setdefault(state[0].sample, []).append(state[0].state)

@@ -40,8 +40,8 @@ _SETTINGS: Final = {"SIM_SEED", "MARKETS", *CONDITION_VARIABLES} - {"MARKETS_FIL
 """The settings that exams have; any other, such as one that names a file, was put in by someone else."""
 
 
-class OtherSecret(StartError):
-    """The secret of an exam is not the one that its plan names by its digest."""
+class ContradictoryExam(StartError):
+    """The files of an exam can be read, and contradict each other."""
 
 
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,7 +120,7 @@ def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     """Return the plan of an exam and its secret.
 
-    :raises OtherSecret: the secret is another one
+    :raises ContradictoryExam: the secret is another one
     :raises StartError: the folder has no exam
     """
     try:
@@ -139,7 +139,9 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     if plan.recording is not None and "MARKETS" not in plan.settings:
         raise StartError(f"{folder} has a damaged exam: its settings name no MARKETS")
     if digest_of(secret) != plan.secret_digest:
-        raise OtherSecret(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
+        raise ContradictoryExam(
+            f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}"
+        )
     return plan, secret
 
 
@@ -171,10 +173,12 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     states = [sittings[first : first + width] for first in range(0, len(sittings) - len(sittings) % width, width)]
     for place, state in enumerate(states):
         if [each.entrant for each in state] != plan.entrants or len({(each.state, each.sample) for each in state}) > 1:
-            raise StartError(f"{file}: lines {place * width + 1} to {place * width + width} do not belong to one state")
+            raise ContradictoryExam(
+                f"{file}: lines {place * width + 1} to {place * width + width} do not belong to one state"
+            )
         number, sample = state[0].state, state[0].sample
         if not (0 <= number < len(plan.states) and 0 <= sample < plan.samples):
-            raise StartError(f"{file}: state {number} with sample {sample} is not planned")
+            raise ContradictoryExam(f"{file}: state {number} with sample {sample} is not planned")
     return states
 
 

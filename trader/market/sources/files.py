@@ -16,7 +16,7 @@ from functools import partial
 from io import TextIOWrapper
 from math import isfinite, nan
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn, TextIO
+from typing import IO, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from trader.core.clock import moment_of
@@ -271,9 +271,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _text(path: Path) -> Iterator[TextIO]:
     """Open a file as text, unpacking it if needed."""
     with ExitStack() as stack:
-        unpacked = packed = stack.enter_context(open_regular(path))
+        packed = stack.enter_context(open_regular(path))
+        unpacked: IO[bytes] = packed
         if path.suffix == ".gz":
-            unpacked = stack.enter_context(gzip.open(packed))
+            unpacked = cast("IO[bytes]", stack.enter_context(gzip.open(packed)))
         elif path.suffix == ".zip":
             archive = stack.enter_context(ZipFile(packed))
             members = archive.infolist()
