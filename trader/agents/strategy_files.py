@@ -35,6 +35,7 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import ObservedFill, Shown, View
 from trader.core.errors import SettingsError, StrategyError
+from trader.core.files import read_regular
 from trader.core.inputs import describe, issues_of
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
@@ -243,7 +244,7 @@ def _class_in(reference: str, folder: Path | None) -> tuple[Path, bytes, type[An
         raise SettingsError([f"the strategy is {reference!r}; it must be FILE:CLASS, such as sma.py:SmaCross"])
     file = ((folder or Path()) / name).absolute()
     try:
-        content = file.read_bytes()
+        content = read_regular(file.resolve())
     except OSError as error:
         raise SettingsError([f"the strategy {file} cannot be read: {error.strerror}"]) from None
     module = _run_file(file, content)

@@ -416,7 +416,7 @@ async def _read_facts(file: Path) -> BackupFacts:
     if not states:
         raise StartError(f"{file} comes from a database on which no service has ever run: there is nothing to restore.")
     text, state = versions[0].get("version", ""), states[0]
-    if not text.isdecimal() or not int(text) >= 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise StartError(f"{file} is not a backup of trader: its schema version is {text[:20]!r}.")
     version = int(text)
     if version > schema_version():

@@ -47,12 +47,7 @@ def open_regular(file: Path, bytes_max: int = STREAM_BYTES_MAX, *, below: Path |
 
     :raises OSError: it does not exist, is a link or no regular file, is below a link, or has more than `bytes_max`
     """
-    opened = BufferedReader(FileIO(_open(file, _TO_READ, below or file.parent)))
-    try:
-        _require_regular(opened, file, bytes_max)
-    except OSError:
-        opened.close()
-        raise
+    opened: BufferedReader = BufferedReader(FileIO(_open_regular(file, _TO_READ, below or file.parent, bytes_max)))
     return opened
 
 
@@ -91,13 +86,7 @@ def decode_json(content: bytes, kind: type[T], dec_hook: Callable[[type, Any], A
 def open_appending(file: Path) -> BinaryIO:
     """Open a file, which is created if it is missing, to append to it. Raise like `open_regular`."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-    opened = os.fdopen(_open(file, flags, file.parent), "a+b")
-    try:
-        _require_regular(opened, file, STREAM_BYTES_MAX)
-    except OSError:
-        opened.close()
-        raise
-    return opened
+    return os.fdopen(_open_regular(file, flags, file.parent, STREAM_BYTES_MAX), "a+b")
 
 
 @contextmanager
@@ -123,6 +112,19 @@ def replace_file(file: Path, content: bytes | str, mode: int = 0o666) -> None:
         opened.write(content.encode() if isinstance(content, str) else content)
 
 
+def _open_regular(file: Path, flags: int, below: Path, bytes_max: int) -> int:
+    """Return a descriptor of a file that is regular and not too large."""
+    opened = _open(file, flags, below)
+    facts = os.fstat(opened)
+    if stat.S_ISREG(facts.st_mode) and facts.st_size <= bytes_max:
+        return opened
+    os.close(opened)
+    if stat.S_ISREG(facts.st_mode):
+        raise _too_large(file, bytes_max)
+    code = errno.EISDIR if stat.S_ISDIR(facts.st_mode) else errno.EINVAL
+    raise OSError(code, os.strerror(code) if code == errno.EISDIR else "Not a regular file", str(file))
+
+
 def _open(file: Path, flags: int, below: Path) -> int:
     """Return a descriptor of a file, opened folder by folder from `below` on, so that none of them is a link."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
@@ -141,16 +143,6 @@ def _open(file: Path, flags: int, below: Path) -> int:
     except OSError as error:
         reason = "Is a link, which is not followed" if error.errno == errno.ELOOP else error.strerror
         raise OSError(error.errno, reason, str(file)) from error
-
-
-def _require_regular(opened: BinaryIO, file: Path, bytes_max: int) -> None:
-    facts = os.fstat(opened.fileno())
-    if stat.S_ISDIR(facts.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file", str(file))
-    if facts.st_size > bytes_max:
-        raise _too_large(file, bytes_max)
 
 
 def _too_large(file: Path, bytes_max: int, what: str = "") -> OSError:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trader.core.files import SMALL_BYTES_MAX, read_regular
+
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
 SINGLE_QUOTED = re.compile(r"'([^']*)'\s*(?:#.*)?")
 DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
@@ -42,7 +44,7 @@ class DotEnv(NamedTuple):
 def read_dotenv(path: Path | None) -> DotEnv:
     """Read the file. A missing file counts as empty; an unreadable file is a problem."""
     try:
-        text = "" if path is None else path.read_text(encoding="utf-8-sig")
+        text = "" if path is None else read_regular(path.resolve(), SMALL_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError:
         return DotEnv({}, ())
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,9 @@ ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provide
 
 
 DEPTH_MAX: Final = 50
+_TOKEN: Final = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"{3,5}|\'{3}.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|\#[^\n]*|[][{}\n]''', re.DOTALL
+)
 _DEEP_KEY: Final = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}""")
 """A key of so many parts would take the parser minutes."""
 
@@ -89,22 +93,37 @@ def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
     """Return the line number, from 1, at which each value begins; for a missing value, the line of its table.
 
     The parser reports no line numbers, but it parses every prefix of a file that ends between two statements: a value
-    begins after the longest prefix that lacks it.
+    begins after the longest prefix that lacks it, which is found by halving.
     """
-    line_of: dict[tuple[str | int, ...], int] = {}
-    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
-    lines = text.splitlines(keepends=True)
-    complete = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            document = tomllib.loads("".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
-            continue
-        for path in wanted - line_of.keys():
-            if _has(document, path):
-                line_of[path] = complete + 1
-        complete = count
-    return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
+    ends = [0, *_statement_ends(text)]
+    documents: dict[int, Any] = {}
+
+    def has(count: int, path: Sequence[str | int]) -> bool:
+        """Return whether the first statements have a value."""
+        if count not in documents:
+            documents[count] = tomllib.loads(text[: ends[count]])
+        return _has(documents[count], path)
+
+    lines = []
+    for path in paths:
+        known = next((key for key in _prefixes(path) if has(len(ends) - 1, key)), None)
+        first = 0 if known is None else bisect_left(range(len(ends)), True, key=lambda count: has(count, known)) - 1
+        lines.append(text.count("\n", 0, ends[first]) + 1)
+    return lines
+
+
+def _statement_ends(text: str) -> Iterator[int]:
+    """Yield where statements end: at line breaks outside of strings, comments and brackets, and at the end."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                depth -= 1
+            case "\n" if depth == 0:
+                yield token.end()
+    yield len(text)
 
 
 def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:

@@ -9,13 +9,14 @@ before the exchange acts on it, so that a killed process omits nothing; readers 
 
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from io import BufferedWriter
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -34,6 +35,7 @@ LINE_BYTES_MAX: Final = 16 * 2**20
 """Longer lines are refused: a compressed one-line file could take a thousand times as much memory."""
 
 _LINES_MAX: Final = 4_000_000
+_DIGITS_MAX: Final = 30
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -56,7 +58,7 @@ class RecordedLine(msgspec.Struct, omit_defaults=True, frozen=True, gc=False, fo
     books at `at`, and `candles` the closed candles that were requested.
     """
 
-    at: datetime
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
     begins: bool = False
     quotes: dict[str, EncodedQuote] = {}
     rules: dict[str, Market] = {}
@@ -261,9 +263,29 @@ def read_lines(path: Path) -> Iterator[RecordedLine]:
         if number > _LINES_MAX:
             raise MarketDataError(f"{path} has more than {_LINES_MAX:,} lines, too many for an hour")
         try:
-            yield _line_decoder.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            line = _line_decoder.decode(text)
+            _check(line)
+            yield line
+        except (ValueError, RecursionError) as error:  # includes errors of msgspec
             raise MarketDataError(f"{path}, line {number}: {error}") from error
+
+
+def _check(line: RecordedLine) -> None:
+    """Raise `ValueError` for a figure with which nothing can be computed; JSON numbers have no end."""
+    figures = [*line.rates.values()]
+    for quote in line.quotes.values():
+        figures += (quote.mark, quote.bid, quote.ask)
+    for market in line.rules.values():
+        figures += (market.min_notional, market.maintenance_rate, market.funding_rate)
+        if not (market.leverage_max > 0 and all(each.is_finite() and each > 0 for each in (market.tick, market.lot))):
+            raise ValueError(f"the rules of {market.symbol} lack a tick, a lot or leverage")
+    _check_figures(figures)
+
+
+def _check_figures(figures: Iterable[Decimal]) -> None:
+    for figure in figures:
+        if not figure.is_finite() or abs(figure.adjusted()) > _DIGITS_MAX:
+            raise ValueError(f"a figure is {str(figure)[:40]}")
 
 
 def _texts(path: Path) -> Iterator[bytes]:
@@ -282,9 +304,13 @@ def _texts(path: Path) -> Iterator[bytes]:
 
 
 def decode_book(symbol: str, at: datetime, quote: EncodedQuote, deeper: Mapping[str, tuple[msgspec.Raw, ...]]) -> Book:
-    """Return the book of a recorded quote."""
-    bids, asks = _levels_decoder.decode(quote.bids), _levels_decoder.decode(quote.asks)
-    if symbol in deeper:
-        more_bids, more_asks = (_levels_decoder.decode(side) for side in deeper[symbol])
-        bids, asks = bids + more_bids, asks + more_asks
+    """Return the book of a recorded quote. Raise `MarketDataError`."""
+    sides = [(quote.bids, quote.asks), *([deeper[symbol]] if symbol in deeper else [])]
+    try:
+        bids, asks = (
+            tuple(chain.from_iterable(map(_levels_decoder.decode, side))) for side in zip(*sides, strict=True)
+        )
+        _check_figures(chain.from_iterable(bids + asks))
+    except ValueError as error:  # includes errors of msgspec
+        raise MarketDataError(f"the recorded book of {symbol} at {at} cannot be read: {error}") from None
     return Book(symbol, at, bids, asks)
