@@ -19,7 +19,7 @@ import msgspec
 
 T = TypeVar("T")
 
-SMALL_BYTES_MAX: Final = 1 << 20
+SMALL_BYTES_MAX: Final = 1 << 18
 """Size limit of files that people write: settings, models, rules."""
 
 BYTES_MAX: Final = 1 << 28

@@ -3,8 +3,8 @@
 import math
 import re
 import tomllib
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -92,24 +92,24 @@ def _with_names(value: Any) -> Any:
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
     """Return the line number, from 1, at which each value begins; for a missing value, the line of its table.
 
-    The parser reports no line numbers, but it parses every prefix of a file that ends between two statements: a value
-    begins after the longest prefix that lacks it, which is found by halving.
+    The parser reports no line numbers, but it parses each statement on its own.
     """
-    ends = [0, *_statement_ends(text)]
-    documents: dict[int, Any] = {}
-
-    def has(count: int, path: Sequence[str | int]) -> bool:
-        """Return whether the first statements have a value."""
-        if count not in documents:
-            documents[count] = tomllib.loads(text[: ends[count]])
-        return _has(documents[count], path)
-
-    lines = []
-    for path in paths:
-        known = next((key for key in _prefixes(path) if has(len(ends) - 1, key)), None)
-        first = 0 if known is None else bisect_left(range(len(ends)), True, key=lambda count: has(count, known)) - 1
-        lines.append(text.count("\n", 0, ends[first]) + 1)
-    return lines
+    line_of: dict[tuple[str | int, ...], int] = {}
+    tables: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    line = 1
+    for start, end in pairwise([0, *_statement_ends(text)]):
+        statement = text[start:end]
+        values = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = _table_of(values, tables)
+            for key in _prefixes(table):
+                line_of.setdefault(key, line)
+        else:
+            for key in _paths_in(values, table):
+                line_of.setdefault(key, line)
+        line += statement.count("\n")
+    return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
 
 
 def _statement_ends(text: str) -> Iterator[int]:
@@ -126,19 +126,32 @@ def _statement_ends(text: str) -> Iterator[int]:
     yield len(text)
 
 
+def _table_of(head: Any, tables: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
+    """Return the path of the table that a parsed `[head]` or `[[head]]` begins; `tables` counts those of each list."""
+    path: tuple[str | int, ...] = ()
+    while head:
+        [(name, head)] = head.items()
+        path += (name,)
+        if isinstance(head, list):
+            [head] = head
+            tables[path] = tables.get(path, -1) + 1
+        if path in tables:
+            path += (tables[path],)
+    return path
+
+
+def _paths_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of all values within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        yield (*path, name)
+        yield from _paths_in(each, (*path, name))
+
+
 def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
     """Yield the path and the paths of its enclosing tables, innermost first."""
     for length in range(len(path), 0, -1):
         yield tuple(path[:length])
-
-
-def _has(value: Any, path: Sequence[str | int]) -> bool:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
 
 
 def name_of(path: Sequence[str | int]) -> str:
