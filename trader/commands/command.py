@@ -285,7 +285,7 @@ def show(text: str, *, on_stderr: bool = False) -> None:
 
 def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> None:
     """Print why a command failed on standard error and, with `as_json`, as one JSON object on standard output."""
-    show("\n".join([text, *(f"  {problem}" for problem in problems)]), on_stderr=True)
+    show("\n".join([f"{text:.2000}", *(f"  {problem:.2000}" for problem in problems)]), on_stderr=True)
     if as_json:
         error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
         show(encode(error).decode())

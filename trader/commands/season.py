@@ -217,7 +217,10 @@ def check(options: argparse.Namespace) -> int:
     anchors = [] if options.anchors is None else read_anchors(options.anchors)
     checked = asyncio.run(check_result(options.folder, anchors))
     wrong = checked.differences
-    lines = [f"  {each.field}: {each.written!r}; by the record {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
+    lines = [
+        f"  {each.field}: {each.written!r:.200}; by the record {each.computed!r:.200}"
+        for each in wrong[:DIFFERENCES_MAX]
+    ]
     if len(wrong) > DIFFERENCES_MAX:
         lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
     if checked.judged is not None and (own := digest_code()) != checked.judged.basis.code:

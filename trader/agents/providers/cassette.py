@@ -22,6 +22,7 @@ from trader.agents.domain.view import View
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
 from trader.core.files import decode_json, open_appending, read_lines, read_regular, replace_file
+from trader.core.money import require_figure
 
 ANSWERS: Final = "answers.jsonl"
 MODELS: Final = "models.json"
@@ -37,6 +38,9 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     cost_usd: Decimal | None
     answer: ModelAnswer
+
+    def __post_init__(self) -> None:
+        require_figure(self.cost_usd)
 
 
 def request_digest(provider: str, turn: Turn) -> str:

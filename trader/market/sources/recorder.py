@@ -9,7 +9,7 @@ before the exchange acts on it, so that a killed process omits nothing; readers 
 
 import logging
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -23,6 +23,7 @@ import msgspec
 from trader.core.clock import floor_time
 from trader.core.errors import MarketDataError, StartError
 from trader.core.files import open_regular
+from trader.core.money import require_figure
 from trader.market.domain.markets import Book, Candle, Interval, Level, Market, Quote, Tick
 from trader.market.sources.source import MarketSource
 
@@ -35,7 +36,6 @@ LINE_BYTES_MAX: Final = 16 * 2**20
 """Longer lines are refused: a compressed one-line file could take a thousand times as much memory."""
 
 _LINES_MAX: Final = 4_000_000
-_DIGITS_MAX: Final = 30
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -279,13 +279,8 @@ def _check(line: RecordedLine) -> None:
         figures += (market.min_notional, market.maintenance_rate, market.funding_rate)
         if not (market.leverage_max > 0 and all(each.is_finite() and each > 0 for each in (market.tick, market.lot))):
             raise ValueError(f"the rules of {market.symbol} lack a tick, a lot or leverage")
-    _check_figures(figures)
-
-
-def _check_figures(figures: Iterable[Decimal]) -> None:
     for figure in figures:
-        if not figure.is_finite() or abs(figure.adjusted()) > _DIGITS_MAX:
-            raise ValueError(f"a figure is {str(figure)[:40]}")
+        require_figure(figure)
 
 
 def _texts(path: Path) -> Iterator[bytes]:
@@ -310,7 +305,8 @@ def decode_book(symbol: str, at: datetime, quote: EncodedQuote, deeper: Mapping[
         bids, asks = (
             tuple(chain.from_iterable(map(_levels_decoder.decode, side))) for side in zip(*sides, strict=True)
         )
-        _check_figures(chain.from_iterable(bids + asks))
+        for figure in chain.from_iterable(bids + asks):
+            require_figure(figure)
     except ValueError as error:  # includes errors of msgspec
         raise MarketDataError(f"the recorded book of {symbol} at {at} cannot be read: {error}") from None
     return Book(symbol, at, bids, asks)
