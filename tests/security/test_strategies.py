@@ -79,7 +79,7 @@ def test_a_file_that_never_loads_is_ended(open_folder: Path, monkeypatch: pytest
     monkeypatch.setattr(strategy_process, "START_LIMIT_S", 2.0)
     assert "took longer than 2 s to load" in problems_of(open_folder, "time.sleep(3600)")
     os.mkfifo(open_folder / "fifo.py")
-    assert "took longer than 2 s" in problems_of(open_folder, reference="fifo.py:Own")
+    assert "Not a regular file" in problems_of(open_folder, reference="fifo.py:Own")
 
 
 @pytest.mark.usefixtures("confined")
