@@ -43,7 +43,7 @@ SIZED: Final = (0.8, 1.25)
 BASIS_POINTS: Final = 1e4
 
 
-Figure = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+BoundedScore = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -59,11 +59,11 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     entrant: str
     edge: Edge | None
     kind: Kind | Literal["recorded"]
-    value: Figure
-    risk: Figure
-    score: Figure
-    oracle: Figure
-    selection: Figure = 0.0
+    value: BoundedScore
+    risk: BoundedScore
+    score: BoundedScore
+    oracle: BoundedScore
+    selection: BoundedScore = 0.0
     sample: int = 0
 
 
