@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trader.commands.command import (
     EXIT_INTERRUPTED,
     EXIT_WRONG_SETTINGS,
+    exit_after_error,
     load,
     make_parser,
     print_error,
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
         print_error(f"trader: {error}", as_json=as_json)
-        return int(options.exit_failed)
+        return exit_after_error(options.run)
     except KeyboardInterrupt:
         show("\ninterrupted", on_stderr=True)
         return EXIT_INTERRUPTED

@@ -119,6 +119,11 @@ def command(
     return declare
 
 
+def exit_after_error(run: CommandFunction) -> int:
+    """Return the exit code of a command that could not finish."""
+    return EXIT_UNCOMPARED if any(each.compares for each in REGISTRY.values() if each.run is run) else EXIT_FAILED
+
+
 def load(first: str) -> None:
     """Import the module of a command, or every module if there is no such command (as for `--help`)."""
     for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
@@ -174,7 +179,7 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         entry.arguments(sub)
-        sub.set_defaults(run=entry.run, exit_failed=EXIT_UNCOMPARED if entry.compares else EXIT_FAILED)
+        sub.set_defaults(run=entry.run)
     return parser
 
 
