@@ -43,6 +43,9 @@ EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$
 
 rpc.CHECKS_EVERY_OUTPUT = True
 
+_STATE = tempfile.TemporaryDirectory(prefix="trader-test-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name  # the marks of the folders that tests make
+
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`; processes that tests start would inherit it
     signal.signal(signal.SIGHUP, lambda *_: None)
 

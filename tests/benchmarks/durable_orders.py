@@ -27,7 +27,8 @@ from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess
 
 from trader.commands.serve import loop_factory
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.files import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 
 CLIENTS, WARM_UP_S, TURN_S, TURNS = 16, 2.0, 4, 3
 PGBENCH_SHARE_MIN = 0.5

@@ -30,8 +30,9 @@ from support.searching_judge import DrawnMarket, expect, learn
 from support.served import Client
 
 from trader.core.clock import Clock, ceil_time, epoch_second, iso, moment_of
+from trader.core.files import EMBEDDED_FOLDER
 from trader.core.money import round_to
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import MARKETS, Calm

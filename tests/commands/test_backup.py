@@ -29,9 +29,10 @@ from trader.agents.sql.models import select_models, upsert_model
 from trader.commands.backup import restore_file
 from trader.composition.external import BACKUPS_FOLDER, check_external, open_external
 from trader.core.errors import StartError
+from trader.core.files import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
 from trader.database.embedded.binaries import system_binaries, wheel_binaries
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import apply_schema, schema_version
 from trader.settings.settings import Settings

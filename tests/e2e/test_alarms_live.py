@@ -19,7 +19,7 @@ TOKEN = "s3cret-t0ken"
 async def operate(folder: Path, *arguments: str, **environ: str) -> int | None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", *arguments,
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ}, stdout=asyncio.subprocess.DEVNULL,
+        cwd=folder, env={**{name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}, "HOME": str(folder), **environ}, stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     return await process.wait()
 

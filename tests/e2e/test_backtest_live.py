@@ -26,8 +26,9 @@ from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest, rule_models
 from trader.core.clock import epoch_second, iso, moment_of
+from trader.core.files import EMBEDDED_FOLDER
 from trader.core.variant_id import VariantId
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.exchange.domain.ledger import Posting
 from trader.market.domain.markets import INTERVALS
 from trader.market.sources.book_recording import BookRecording

@@ -20,7 +20,7 @@ _READY_TIMEOUT_S = 240
 _ALL_LOCAL = {"SSL_CERT_FILE": os.devnull}
 """Importing aiohttp reads the machine's certificates, which takes 30 ms; services of tests call this machine only."""
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "OPENBLAS_NUM_THREADS")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "XDG_STATE_HOME", "OPENBLAS_NUM_THREADS")
 
 
 class ServiceProcess:
@@ -146,7 +146,7 @@ async def run_command(folder: Path, *arguments: str, port: str = "0") -> tuple[i
     """Run a command of `trader` in this folder. Return its exit code and its JSON."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], **_ALL_LOCAL, "HOME": str(folder), "PORT": port},
+        cwd=folder, env={**{name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}, **_ALL_LOCAL, "HOME": str(folder), "PORT": port},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(240):

@@ -45,8 +45,9 @@ from trader.backtest.statistics import board, judge
 from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.core.files import EMBEDDED_FOLDER
 from trader.core.wire import encode
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval

@@ -26,9 +26,10 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, pri
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
+from trader.core.files import EMBEDDED_FOLDER
 from trader.core.logs import printable
 from trader.database.embedded import dumps
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.loading import (
     COPY_TIMEOUT_S,
     empty_tables,

@@ -11,8 +11,9 @@ from typing import Final
 
 from trader.agents.sql.models import select_has_keyless_provider
 from trader.core.errors import StartError
+from trader.core.files import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.loading import select_schema_name
 from trader.database.pool import Database, place
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
