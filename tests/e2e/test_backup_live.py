@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.process import COMMAND, ServiceProcess, serving
+from support.process import COMMAND, ServiceProcess, passed_on, serving
 from support.tables import digests
 
 from trader.core.files import EMBEDDED_FOLDER
@@ -21,7 +20,7 @@ QUICKLY = {"SIM_LATENCY_MS": "0"}
 async def call(folder: Path, *arguments: str) -> Any:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={**{name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}, "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
+        cwd=folder, env={**passed_on(), "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(100):
         out, _ = await process.communicate()

@@ -17,6 +17,9 @@ from typing import Final
 EMBEDDED_FOLDER: Final = Path(".trader/postgres")
 """The folder of the embedded database, in the working folder."""
 
+LOCK_NAME: Final = "launcher.lock"
+"""The lock of a folder's server: all that a start that was killed at once leaves in it."""
+
 _MADE: Final = "made"
 _MADE_FORM: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -58,12 +61,17 @@ def why_not_own(path: Path) -> str | None:
 
 
 def why_not_made_here(folder: Path) -> str | None:
-    """Return why an existing folder is not one that this user made at this place, and how to adopt it; None if it is.
+    """Return why a folder with contents is not one that this user made at this place; None if it is, or is empty.
 
     Raises `OSError`.
     """
     if (reason := why_not_own(folder)) is not None:
         return reason
+    entries = list(folder.iterdir())
+    if (link := next((entry.name for entry in entries if entry.is_symlink()), None)) is not None:
+        return f"has a link instead of its own {link}"
+    if {entry.name for entry in entries} <= {LOCK_NAME}:
+        return None
     mark, token = _mark_of(folder), _token_of(folder)
     if mark.is_file() and mark.read_text().strip() == token:
         return None

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from trader.core.errors import StartError
-from trader.core.files import mark_made_here, name_of, why_not_made_here, why_not_own
+from trader.core.files import LOCK_NAME, mark_made_here, name_of, why_not_made_here
 
 log = logging.getLogger(__name__)
 
 SOCKET_PATH_BYTES_MAX = 107
-LOCK_NAME = "launcher.lock"
 SOCKET_NAME = ".s.PGSQL.5432"
 WORLD_EXECUTE = 0o001
 WRITABLE_BY_OTHERS = 0o022
@@ -232,14 +231,7 @@ def require_made_here(folder: Path) -> None:
 
     :raises StartError: somebody else made it, or could have changed it
     """
-    reason, entries = why_not_own(folder), list(folder.iterdir())
-    links = [entry.name for entry in entries if entry.is_symlink()]
-    is_new = {entry.name for entry in entries} <= {LOCK_NAME}  # or its first start was killed at once
-    if reason is None and links:
-        reason = f"has a link instead of its own {links[0]}"
-    if reason is None and not is_new:
-        reason = why_not_made_here(folder)
-    if reason is not None:
+    if (reason := why_not_made_here(folder)) is not None:
         raise StartError(f"The embedded database in {folder} {reason}")
 
 
@@ -268,8 +260,8 @@ def refuse_programs(data: Path) -> None:
             raise StartError(f"The embedded database in {data} has no file {name} of its own.")
         if found := REACHES_OUT.search(file.read_text(encoding="utf-8", errors="replace")):
             raise StartError(
-                f"The embedded database in {data} has the setting {found[1]} in {name}, but it runs no programs and reads "
-                "no other files: remove it, or run a PostgreSQL of your own and set DATABASE_URL."
+                f"The embedded database in {data} has the setting {found[1]} in {name}. It runs no programs and reads "
+                "no other files: remove the setting, or run a PostgreSQL of your own and set DATABASE_URL."
             )
     for name in SIGNALS:
         if (data / name).exists():

@@ -93,8 +93,8 @@ def keep_log(path: Path) -> None:
 class EmbeddedPostgres:
     """The PostgreSQL server of one folder, as an async context manager.
 
-    `durable=False` trades safety for speed, for a folder that ends with its server: a crash may lose everything. Any other
-    folder must be new, or made at this place by this user.
+    Its folder must be new, or made at this place by this user. `durable=False` trades safety for speed, for a folder
+    that ends with its server: a machine crash may lose everything, and nothing is checked.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True, binaries: Binaries | None = None) -> None:
@@ -172,8 +172,8 @@ class EmbeddedPostgres:
     async def start(self) -> None:
         """Start the server; the first start creates its data folder.
 
-        :raises StartError: another process uses the folder, somebody else made it, no binaries fit, or the server does not
-            start
+        :raises StartError: another process uses the folder, or somebody else made it; no binaries fit; the server does
+            not start
         """
         if threading.current_thread() is not threading.main_thread():
             # The death signal belongs to the thread that forks, and the main thread lives longest.
