@@ -21,7 +21,7 @@ from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.answers import AskingEnded
-from trader.backtest.conditions import kept_options
+from trader.backtest.conditions import DECISIONS, RESULT, kept_options
 from trader.backtest.database import DatabaseJournal
 from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
@@ -57,8 +57,8 @@ from trader.seasons.standings import make_standings
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
 
-LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
-"""The files of a backtest, in its folder."""
+LEDGER, REPORT = "ledger.jsonl", "report.html"
+"""The files of a backtest, in its folder, beside those of `conditions`."""
 
 _STATEMENT_TIMEOUT_S: Final = 120.0
 _CRASHED: Final = ("strategy", "storage")
