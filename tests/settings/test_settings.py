@@ -3,6 +3,7 @@
 import ast
 import copy
 import importlib.util
+import os
 import pickle
 import re
 import traceback
@@ -656,3 +657,30 @@ def test_every_setting_is_read_somewhere() -> None:
 def test_only_reads_of_the_settings_count() -> None:
     assert fields_read("port(context.settings.host, self._settings.port)") == {"host", "port"}
     assert fields_read("read_some(environ, file, 'role')\nother.seed\nsettings.seed = 1") == {"role"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_an_env_file_that_others_could_have_written_is_read_only_if_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(".env")
+    file.write_text("PORT=9\n")
+    file.chmod(0o664)  # by a group of its own, as many systems leave it
+    assert main(["settings", "--demo"]) == 0
+    for change, undo, reason in (
+        (lambda: os.chown(file, 61_000, 0), lambda: os.chown(file, 0, 0), ".env belongs to another user (61000)"),
+        (lambda: file.chmod(0o666), lambda: file.chmod(0o600), ".env can be changed by other users (chmod go-w .env)"),
+        (lambda: os.chown(file, 0, 61_000) or file.chmod(0o660), lambda: file.chmod(0o600), "can be changed by other"),
+        (lambda: tmp_path.chmod(0o777), lambda: tmp_path.chmod(0o700), f"{tmp_path} can be changed by other users"),
+    ):
+        change()
+        for command in ("settings --demo", "status", "halt"):
+            assert main(command.split()) == 2
+            said = capsys.readouterr().err
+            assert f".env is not read: {reason}" in said or (reason in said and ".env is not read" in said)
+        assert main(["settings", "--demo", "--env-file", ".env"]) == 0
+        undo()
+    capsys.readouterr()
+    assert main(["settings", "--demo"]) == 0
+    assert "9" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
-from trader.backtest.conditions import RESULT, read_run
+from trader.backtest.conditions import DECISIONS, RESULT, read_run
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AgentSource,
@@ -37,7 +37,6 @@ from trader.backtest.sources import (
 from trader.backtest.spec import Participants
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, WebhookError
-from trader.core.files import EMBEDDED_FOLDER
 from trader.core.variant_id import VariantId
 from trader.database.schema import open_database
 from trader.operations.access import issue
@@ -417,8 +416,8 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
     if code := [model.id for model in cassette.models.values() if model.provider in CODE_PROVIDERS]:
         raise SettingsError(
             [
-                f"--models-from: {cassette.folder / MODELS} has {', '.join(code)}, whose decisions come from code, which "
-                "a cassette never runs; --strategy FILE:CLASS runs your own, and --variant a rule agent"
+                f"--models-from: {cassette.folder / MODELS} has {', '.join(code)}, which decide by code, and a "
+                "cassette never runs any; --strategy FILE:CLASS runs your own, and --variant a rule agent"
             ]
         )
     names = {model.provider for model in cassette.models.values()}
@@ -436,11 +435,11 @@ async def _replayed(text: str, starts_at: datetime, ends_at: datetime) -> list[t
     """Return the models with recorded decisions within the period: of a database's address, or a backtest's folder."""
     if "://" in text:
         recorded = await _from_database(text, starts_at, ends_at)
-    elif (Path(text) / EMBEDDED_FOLDER).exists() and not (Path(text) / RESULT).exists():
+    elif not (Path(text) / RESULT).exists():
         raise SettingsError(
             [
-                f"--models-from is {text!r}, the working folder of a service, whose database is not started for it; "
-                "give the address of a database, into which `trader restore` copies a backup of this one"
+                f"--models-from is {text!r}; it must be a cassette (a folder with {ANSWERS}), the folder of a backtest "
+                f"({RESULT}, {DECISIONS}), or the address of a database; no embedded database is started for it"
             ]
         )
     else:

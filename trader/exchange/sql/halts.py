@@ -197,6 +197,17 @@ async def update_command_withdrawn(conn: Connection, command_id: UUID, outcome: 
     return done.endswith(" 1")
 
 
+UPDATE_ALL_WITHDRAWN = """
+UPDATE commands SET finished_at = now(), outcome = $1 WHERE finished_at IS NULL
+RETURNING id, verb, account_id, reason, asked_by, term
+"""
+
+
+async def update_all_withdrawn(conn: Connection, outcome: CommandOutcome) -> list[OperatorCommand]:
+    """Withdraw every unfinished command, begun or not, and return them."""
+    return [msgspec.convert(dict(row), OperatorCommand) for row in await conn.fetch(UPDATE_ALL_WITHDRAWN, outcome)]
+
+
 class CommandState(NamedTuple):
     """Progress of a command; `outcome` is set once it is finished."""
 
