@@ -49,8 +49,6 @@ _AGENT_TOKENS: Final = 1_000_000_000
 _LASTS_MAX: Final = timedelta(days=1)
 """How long an invocation can last at most."""
 
-ZonedTime = Annotated[datetime, msgspec.Meta(tz=True)]
-
 
 class RecordedCall(msgspec.Struct, frozen=True):
     """A tool call. `number` counts the calls of its invocation from 1."""
@@ -77,8 +75,8 @@ class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
     `viewed_at` is the time of the view they are based on.
     """
 
-    at: ZonedTime
-    viewed_at: ZonedTime
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    viewed_at: Annotated[datetime, msgspec.Meta(tz=True)]
     calls: list[RecordedCall]
 
 
@@ -86,7 +84,7 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
     """The decisions of one invocation of a model."""
 
     model_id: str
-    started_at: ZonedTime
+    started_at: Annotated[datetime, msgspec.Meta(tz=True)]
     steps: list[RecordedStep]
 
     def check(self) -> None:

@@ -198,8 +198,11 @@ async def update_command_withdrawn(conn: Connection, command_id: UUID, outcome: 
 
 
 UPDATE_ALL_WITHDRAWN = """
-UPDATE commands SET finished_at = now(), outcome = $1 WHERE finished_at IS NULL
-RETURNING id, verb, account_id, reason, asked_by, term
+WITH withdrawn AS (
+    UPDATE commands SET finished_at = now(), outcome = $1 WHERE finished_at IS NULL
+    RETURNING id, verb, account_id, reason, asked_by, term, asked_at
+)
+SELECT id, verb, account_id, reason, asked_by, term FROM withdrawn ORDER BY asked_at, id
 """
 
 
