@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -668,17 +668,16 @@ def test_an_env_file_that_others_could_have_written_is_read_only_if_it_is_named(
     file.write_text("PORT=9\n")
     file.chmod(0o664)  # by a group of its own, as many systems leave it
     assert main(["settings", "--demo"]) == 0
-    for change, undo, reason in (
+    changes: list[tuple[Callable[[], None], Callable[[], None], str]] = [
         (lambda: os.chown(file, 61_000, 0), lambda: os.chown(file, 0, 0), ".env belongs to another user (61000)"),
         (lambda: file.chmod(0o666), lambda: file.chmod(0o600), ".env can be changed by other users (chmod go-w .env)"),
-        (lambda: os.chown(file, 0, 61_000) or file.chmod(0o660), lambda: file.chmod(0o600), "can be changed by other"),
         (lambda: tmp_path.chmod(0o777), lambda: tmp_path.chmod(0o700), f"{tmp_path} can be changed by other users"),
-    ):
+    ]
+    for change, undo, reason in changes:
         change()
         for command in ("settings --demo", "status", "halt"):
             assert main(command.split()) == 2
-            said = capsys.readouterr().err
-            assert f".env is not read: {reason}" in said or (reason in said and ".env is not read" in said)
+            assert f".env is not read: {reason}" in capsys.readouterr().err
         assert main(["settings", "--demo", "--env-file", ".env"]) == 0
         undo()
     capsys.readouterr()

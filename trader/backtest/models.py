@@ -445,8 +445,9 @@ async def _replayed(text: str, starts_at: datetime, ends_at: datetime) -> list[t
     else:
         run, decisions = read_run(Path(text), "--models-from")
         recorded = [(model, decisions.get(model.id, [])) for model in run.models]
+    # Inactive, so that a service on the database of this backtest runs no code and calls no address of theirs.
     models: list[tuple[Model, DecisionSource]] = [
-        (model, ReplayedDecisions(model, within))
+        (replace(model, active=False), ReplayedDecisions(model, within))
         for model, invocations in recorded
         if (within := [each for each in invocations if starts_at <= each.started_at <= ends_at])
     ]
