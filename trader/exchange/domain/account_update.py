@@ -154,9 +154,7 @@ class AccountUpdate:
     def is_beyond_rescue(self) -> bool:
         """Whether equity is so far below maintenance that a liquidator takes over the positions."""
         account, backstop = self.account(), self.rules.liquidation.backstop
-        return backstop is not None and equity(account, self.marks) < backstop * maintenance(
-            account, self.marks, self.rules.markets
-        )
+        return equity(account, self.marks) < backstop * maintenance(account, self.marks, self.rules.markets)
 
     def set_liquidating(self, liquidating: bool) -> None:
         """Begin or end a liquidation, if that is a change."""

@@ -25,7 +25,7 @@ from trader.market.domain.markets import (
     SimulatedMarket,
     Tick,
 )
-from trader.market.sources.books import BookModel, Grid, HalfTickCandle, empty_side, stress
+from trader.market.sources.books import BookModel, Grid, HalfTickCandle, stress_after
 from trader.market.sources.path import HOUR_S, KNOT_S, KNOTS, Paths
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
@@ -209,12 +209,9 @@ class MarketMaker:
         marks = self._prices(hour)[max(0, place - 60) : place + 1]
         if place < 60:
             marks = self._prices(hour - 1)[place - 60 :] + marks
-        latest = marks[-16:]
         earlier, minute = divmod(second // 60 - 1, 60)
-        tension = stress(max(latest) - min(latest), max(marks) - min(marks), marks[-1], self._usual_range(hour))
-        return self._model.quote(
-            moment_of(second), marks[-1], tension, self._busyness(earlier)[minute], empty_side(latest)
-        )
+        tension = stress_after(marks, self._usual_range(hour))
+        return self._model.quote(moment_of(second), marks[-1], tension, self._busyness(earlier)[minute])
 
     def _day_range(self, hour: int) -> float:
         """Return the geometric mean of the minute ranges of the preceding 24 hours, relative to the price."""
