@@ -65,6 +65,7 @@ def apply_tick(account: Account, moment: Moment, rules: ExchangeRules, rate_of_h
     for symbol, position in sorted(update.positions.items()):
         if symbol in moment.updated:
             _exit_when_triggered(update, position, moment)
+    liquidate(update, moment, rate_of_hour, ())  # an exit may have cost what the other positions need
     update.write_off_when_flat()
     return update.posting() if update.has_changes else None
 
