@@ -165,7 +165,7 @@ class Bot:
         async def send() -> Any:
             request = {"accountId": ACCOUNT, "symbol": symbol, "side": side, "quantity": quantity, "leverage": 5}
             answer = await self.call("simulator.placeOrder", **request, **more)
-            fills = answer["order"]["fills"]  # none where the side of the book that it needs is empty
+            fills = answer["order"]["fills"]  # none where it is refused
             self.late += bool(fills) and fills[0]["timestamp"] >= iso(moment_of(second + 2))
             return answer
 

@@ -252,7 +252,7 @@ def sample(quote: Quote, range_bp: float) -> Sample:
 
 
 def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[float, Quote]]:
-    """Yield, for each minute but the first, its range in basis points and its quote at a random second with asks."""
+    """Yield, for each minute but the first, its range in basis points and its quote at a random second."""
     grid, random = Grid(MARKETS[symbol]), Random(seed)
     paths, day = MinutePaths(f"{seed}:{symbol}", grid, minutes), TrailingDay(float(MARKETS[symbol].tick), minutes)
     model, before = BookModel(grid, SIMULATED_MARKETS[symbol].calm), paths.draw(0)
@@ -260,9 +260,7 @@ def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[
         row = minutes[place]
         marks = paths.draw(place)
         path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
-        quote = path.quote(random.randrange(60), AT)
-        if quote.book.asks:
-            yield (row.high - row.low) / row.open * 1e4, quote
+        yield (row.high - row.low) / row.open * 1e4, path.quote(random.randrange(60), AT)
         before = marks
 
 

@@ -110,4 +110,3 @@ def test_no_stop_fills_better_than_its_trigger_but_by_what_the_price_moved_durin
     for second, price in held.stops:
         limit = held.quotes[first].mark if second == first else held.stop
         assert direction * (limit - price) >= 0
-
