@@ -231,7 +231,7 @@ def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
     (first,), (second, rest) = begun.fills, goes_on.fills
     assert 0 < first.liquidation_fee < first.quantity * first.price / 100
     assert second.liquidation_fee == 0, "the first step took everything"
-    assert (rest.quantity, rest.fee, desk.equity) == (D("5.625"), 0, 0), "the liquidator took over the rest"
+    assert (rest.quantity, rest.fee, desk.equity) == (D("5.625"), D(0), D(0)), "the liquidator took over the rest"
 
 
 def test_a_started_liquidation_ends_above_its_target_despite_a_thin_book() -> None:

@@ -202,8 +202,8 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
 
 
 def _at_best_at_the_stop(
-    position: Position, cause: Cause, executions: Sequence[Execution], tick: Decimal
-) -> Sequence[Execution]:
+    position: Position, cause: Cause, executions: list[Execution], tick: Decimal
+) -> list[Execution]:
     plan = position.exit_plan
     stop = {Cause.STOP: plan.stop, Cause.INVALIDATION: plan.invalidation_price}.get(cause)
     if stop is None:
