@@ -198,10 +198,8 @@ async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptu
 async def test_a_gap_liquidates_and_the_insurance_row_closes_the_books(venue: Venue) -> None:
     await venue.buy("2", leverage=Decimal(40))
     await venue.see({"BTC": "80000"}, size="5")
-    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("1.5"), "one step per update"
-    while venue.exchange.accounts["a"].positions:
-        await venue.see({"BTC": "80000"}, size="5", after_s=1)
     account = venue.exchange.accounts["a"]
+    assert not account.positions, "nothing waits for a rebound"
     assert account.cash == 0
     assert account.insurance > 0
     async with venue.database.connection() as conn:
