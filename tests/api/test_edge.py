@@ -30,6 +30,8 @@ async def client(aiohttp_client: AiohttpClient) -> AppClient:
         ("POST", "/api/files", 405, "GET, HEAD", "files"),
         ("PROPFIND", "/api/files", 405, "GET, HEAD", "files"),
         ("HEAD", "/page", 405, "GET", "page"),
+        ("GET", "/page/", 200, None, "page"),
+        ("POST", "/page/", 405, "GET", "page"),
         ("OPTIONS", "/page", 405, "GET", "page"),
         ("GET", "/api/files/", 404, None, "unknown"),
         ("GET", "/files", 404, None, "unknown"),

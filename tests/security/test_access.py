@@ -4,6 +4,7 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.composed import composed
 from support.raw_socket_service import CALL, Context, Service, registry
 from support.served import AppClient, Client, make_app, make_stream_app, served
 
+from trader.api.broadcast import CAPACITY
 from trader.api.context import ACCESS
 from trader.api.dashboard.document import document
 from trader.api.routes import Route
@@ -70,7 +72,7 @@ async def test_read_token_restricts_reading(client: AppClient, path: str) -> Non
             assert answer.status == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live"])
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/"])
 async def test_supervisors_need_no_token(client: AppClient, path: str) -> None:
     async with client.get(path) as answer:
         assert answer.status == 200
@@ -175,6 +177,25 @@ async def stream(database: Database) -> AsyncIterator[Client]:
     app[ACCESS] = Access(database, None)
     async with served(app) as client:
         yield client
+
+
+async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client, call: Call) -> None:
+    added = [await call(*["tokens", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
+    valid, revoked = (json.loads(said.out)["token"] for said in added)
+    assert (await call(*["tokens", "revoke", "revoked"])).code == 0
+    async with AsyncExitStack() as opened:
+
+        async def status_of(**headers: str) -> int:
+            answer = await opened.enter_async_context(stream.get("/api/events/trades", headers=headers))
+            return answer.status
+
+        assert [await status_of() for _ in range(CAPACITY)] == [200] * CAPACITY
+        assert [await status_of(), await status_of(**bearer(revoked)), await status_of(**bearer(valid))] == [
+            503,
+            503,
+            200,
+        ]
+        assert await status_of() == 503
 
 
 @pytest.mark.parametrize("is_rotated", [False, True], ids=["revoked", "rotated"])

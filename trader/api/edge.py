@@ -74,7 +74,7 @@ def setup(app: web.Application, settings: Settings) -> None:
 def _allow_origins(app: web.Application, settings: Settings) -> None:
     """Let pages of CORS_ORIGINS read every response below `CORS_PATHS`, including 404 and 405."""
     options = aiohttp_cors.ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
-        allow_credentials=True,
+        allow_credentials=settings.cors_credentials,
         expose_headers=_EXPOSED_HEADERS,
         allow_headers=_ALLOWED_HEADERS,
         allow_methods=_METHODS,
@@ -175,8 +175,9 @@ async def _admit(request: web.Request, access: Access) -> None:
         caller = request[INFO].caller
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
-        is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
-        is_agents = caller.is_agent and request.path in _AGENT_PATHS
+        path = request.path.removesuffix("/")
+        is_open = path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
+        is_agents = caller.is_agent and path in _AGENT_PATHS
         if access.closes_reading and not (is_call or is_open or is_agents):
             require_reader(caller, "This service")
     except (TooManyRequests, Unauthorized):

@@ -67,11 +67,9 @@ class StateBroadcaster(Broadcaster):
         load: Load,
         last_id: Callable[[], str] = str,
         options: StateOptions = DEFAULTS,
-        *,
-        is_shared: bool = False,
     ) -> None:
         """Take a function that loads the state as JSON, and one that returns the id of the last sent event."""
-        super().__init__(name, is_shared=is_shared)
+        super().__init__(name)
         self._load = load
         self._last_id = last_id
         self._options = options

@@ -128,21 +128,14 @@ class Timing:
 class Broadcasters:
     """The broadcasters of all streams, fed by the events of the services.
 
-    `loads` maps each state stream to the function that returns its current state as JSON. `is_shared`: on a full stream
-    a caller from another address may take the slot of an open one, as a public service requires.
+    `loads` maps each state stream to the function that returns its current state as JSON.
     """
 
-    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock, *, is_shared: bool = False) -> None:
+    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
         ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
-        self.workflow = EventBroadcaster("workflow", ring, is_shared=is_shared)
+        self.workflow = EventBroadcaster("workflow", ring)
         self.states = {
-            stream.name: StateBroadcaster(
-                stream.name,
-                loads[stream.name],
-                ring.last_id,
-                stream.options,
-                is_shared=is_shared,
-            )
+            stream.name: StateBroadcaster(stream.name, loads[stream.name], ring.last_id, stream.options)
             for stream in STREAMS
             if stream.load is not None
         }
@@ -272,7 +265,7 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     subscriber = Subscriber(
         MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
         address=address_of(request),
-        is_known=request[INFO].caller.credential is not None,
+        is_known=request[INFO].caller.is_known,
     )
     names, request_id = ", ".join(wanted.streams), request[INFO].id
     try:

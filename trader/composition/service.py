@@ -64,7 +64,7 @@ from trader.portfolio.snapshots import PortfolioService
 from trader.record.anchor_sinks import make_sink
 from trader.record.anchors import Anchors
 from trader.record.results import record_results
-from trader.settings.settings import Settings, is_public
+from trader.settings.settings import Settings
 
 log = logging.getLogger("trader")
 
@@ -126,7 +126,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         context=context,
         database=database,
         providers=shared.providers,
-        broadcasters=streams.Broadcasters(state_loaders(context), events, base.clock, is_shared=is_public(settings)),
+        broadcasters=streams.Broadcasters(state_loaders(context), events, base.clock),
         schedulers=schedulers,
         trading=trading,
         leadership=leadership,

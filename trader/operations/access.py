@@ -95,6 +95,11 @@ class Caller(NamedTuple):
     is_unknown: bool = False
 
     @property
+    def is_known(self) -> bool:
+        """Whether it has a key or token that is not revoked."""
+        return self.credential is not None and self.credential.revoked_at is None
+
+    @property
     def is_agent(self) -> bool:
         return self.credential is not None and self.credential.account_id is not None
 
