@@ -32,7 +32,7 @@ from trader.api.requests import (
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
 from trader.core.errors import Forbidden, TooManyRequests, Unauthorized
-from trader.operations.access import Access, require_reader
+from trader.operations.access import Access, Caller, require_reader
 from trader.settings.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health", mcp.PATH)
@@ -95,7 +95,7 @@ def _allow_origins(app: web.Application, settings: Settings) -> None:
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every request, turn errors into responses, and record latency and status."""
     started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
-    request[INFO] = info = RequestInfo(requests.new_id())
+    request[INFO] = info = RequestInfo(requests.new_id(), Caller(address=address_of(request)))
     if connection is not None:
         connection.begin(request.content)
     status = 500
@@ -173,6 +173,8 @@ async def _admit(request: web.Request, access: Access) -> None:
         if hdrs.AUTHORIZATION in request.headers:
             request[INFO].caller = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
         caller = request[INFO].caller
+        if caller.is_known and (connection := connection_of(request)) is not None:
+            connection.know()
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
         path = request.path.removesuffix("/")

@@ -230,7 +230,7 @@ async def get_history(context: AgentContext, request: AgentHistoryInput, key: Cr
     model = await _agent_of(context, request, key)
     page = page_of(request.limit, request)
     is_private = context.settings.public == "off"
-    return shown_page(await context.invocations.finished(model.id, page=page, with_answers=is_private), page)
+    return await shown_page(await context.invocations.finished(model.id, page=page, with_answers=is_private), page)
 
 
 @procedure("agent.getBoard", paper_only=True, scope="read")

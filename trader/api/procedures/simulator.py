@@ -24,6 +24,7 @@ from trader.api.schemas.trades import (
     GetCompletedTradesInput,
     GetCompletedTradesOutput,
 )
+from trader.api.turns import in_slices
 from trader.core.errors import ForeignAccount, ManualOrdersOff
 
 
@@ -77,13 +78,13 @@ async def reset_account(context: Context, request: AccountInput) -> AccountOutpu
     return account_output(context, request.account_id)
 
 
-@procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
+@procedure("simulator.getCompletedTradesFromDB", paper_only=True, long=True, token=trades_token)
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
     """List completed trades of simulated accounts, newest first, and figures over the listed ones."""
     page = page_of(request.limit, request)
     rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
     cut = cut_page(rows, page, attrgetter("closed_at"))
-    completed = [CompletedTrade.of(trade) for trade in cut.rows]
+    completed = await in_slices(CompletedTrade.of, cut.rows)
     stats = CompletedStats.of(cut.rows)
     return GetCompletedTradesOutput(trades=completed, stats=stats, next_before=cut.next_before, next_skip=cut.next_skip)
 
