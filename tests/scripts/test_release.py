@@ -54,7 +54,7 @@ def test_the_lock_matches_the_project(lock: Path, extra: str | None) -> None:
     assert text.startswith(release_module().lock_header(extra)), ADVICE
     assert len(PINNED.findall(text)) == len(re.findall(r"^\S+==", text, re.MULTILINE)), "every package has hashes"
     locked = pins(lock)
-    for dependency in map(Requirement, inputs["dependencies"]):
+    for dependency in map(Requirement, [*inputs["dependencies"], *inputs.get("overrides", ())]):
         versions = locked.get(canonicalize_name(dependency.name), [])
         assert versions, f"{dependency}: {ADVICE}"
         assert all(dependency.specifier.contains(version) for version in versions), f"{dependency}: {ADVICE}"
