@@ -20,7 +20,8 @@ from support.served import AppClient, Client, make_app, make_stream_app, served
 from trader.api.broadcast import CAPACITY
 from trader.api.context import ACCESS
 from trader.api.dashboard.document import document
-from trader.api.routes import Route
+from trader.api.routes import Documented, Route
+from trader.api.schemas.common import Refusal
 from trader.api.stream_table import STREAMS
 from trader.api.streams import Broadcasters
 from trader.core.clock import SystemClock
@@ -56,7 +57,8 @@ async def client(access: Access, aiohttp_client: AiohttpClient) -> AppClient:
         return web.json_response({})
 
     paths = ("/", "/health", "/health/live", "/health/schedulers", "/metrics", "/api/events/positions")
-    routes = [definition for path in paths for definition in Route(path).get(answer)]
+    said = {200: Documented("An object.", Refusal)}
+    routes = [definition for path in paths for definition in Route(path, responses=said).get(answer)]
     settings = Settings.load({"PORT": "0", "API_TOKEN": TRADE, "READ_TOKEN": READ}, None, demo=True)
     app = make_app(routes, context=Context(settings), registry=registry, settings=settings)
     app[ACCESS] = access

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.raw_socket_service import CALL, FAST, Service, request_id_of, running
+from support.raw_socket_service import CALL, FAST, Service, registry, request_id_of, running
 
 from trader.api.connections import ConnectionLimits
 

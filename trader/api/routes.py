@@ -54,8 +54,8 @@ class Route:
         return self.path.removeprefix("/api").strip("/")
 
     def get(self, handler: Handler) -> list[web.RouteDef]:
-        """Return the routes that serve GET (and HEAD) at its paths, also with a trailing slash unless it is a file."""
-        paths = self.paths if self.head else [path + slash for path in self.paths for slash in ("", "/")]
+        """Return the routes that serve GET (and HEAD) at its paths; those of the API also with a trailing slash."""
+        paths = [path + slash for path in self.paths for slash in (("", "/") if self.responses else ("",))]
         return [web.get(path, handler, allow_head=self.head, expect_handler=answer_expectation) for path in paths]
 
 
