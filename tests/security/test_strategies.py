@@ -218,9 +218,9 @@ def test_a_process_has_limits(open_folder: Path, code: str, reason: str) -> None
     ("top", "reason"),
     [
         ("fork(lambda: (bytearray(b'x') * (200 << 20), time.sleep(60)))\n" * 3, "use more than 512 MiB of memory"),
-        ("fork(lambda: time.sleep(60))\n" * 40, "more than 32 processes"),
-        ("for _ in range(40):\n fork(lambda: (os.setsid(), fork(lambda: time.sleep(60))))", "more than 32 processes"),
-        ("while True: fork(lambda: [fork(lambda: time.sleep(9)) for _ in range(3)])", "more than 32 processes"),
+        ("fork(lambda: time.sleep(60))\n" * 40, "more than 16 processes"),
+        ("for _ in range(40):\n fork(lambda: (os.setsid(), fork(lambda: time.sleep(60))))", "more than 16 processes"),
+        ("while True: fork(lambda: [fork(lambda: time.sleep(9)) for _ in range(3)])", "more than 16 processes"),
     ],
 )  # fmt: skip
 def test_all_that_a_strategy_starts_is_bounded_together(
@@ -316,6 +316,7 @@ HIDDEN = (
     "open('/etc/passwd')", "open('/root/.profile')", "os.listdir('/var')", "os.listdir('/run')", "os.listdir('/sys')",
     "os.listdir('/etc/ssl')", "os.listdir('/usr/bin')", "open('/proc/PID/environ')", "open('/proc/1/root/etc/passwd')",
     "open('CHECKOUT/pyproject.toml')", "open('/dev/kmsg')", "open('/dev/tty')", "glob.glob('/dev/[sv]d*')[0]",
+    "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
     "[each for each in glob.glob('/proc/[0-9]*/environ') if 'SECRET' in open(each).read()][0]",
 )  # fmt: skip
 """What an unconfined strategy could open of its folder, of the machine, and of the service's process."""

@@ -1,9 +1,9 @@
 """Confines a program that strangers may have written: what it sees and reaches, what it uses, and its end.
 
-`confined` returns the command that runs it. The command's first process is the service's handle: killing it ends the
-program with all that it started. Its child, the keeper, stays out of the program's sight, reach and session: it starts
-the program in bubblewrap if that can run here, watches over its memory and processes, and ends them all. The program
-calls `restrict` before it runs a stranger's code.
+`confined` returns the command that runs it. The command's first process is the service's handle: SIGTERM or its death
+ends the program with all that it started. Its child, the keeper, is outside of the program's confinement: it starts the
+program in bubblewrap if that can run here, watches over its memory and processes, and ends them all. The program calls
+`restrict` before it runs a stranger's code.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ LIMITS: Final[Mapping[int, int]] = {
     resource.RLIMIT_FSIZE: 64 << 20,
     resource.RLIMIT_CPU: 2 * 3600,
     resource.RLIMIT_NPROC: 512,
-    resource.RLIMIT_NOFILE: 128,
+    resource.RLIMIT_NOFILE: 64,
     resource.RLIMIT_CORE: 0,
 }
 """Limits of a process: bytes of address space and of a file, seconds of processor time, processes and threads of its
@@ -40,7 +40,7 @@ user, and open files."""
 MEMORY_MAX: Final = LIMITS[resource.RLIMIT_AS]
 """Bytes of memory that the program and all that it started may use together."""
 
-PROCESSES_MAX: Final = 32
+PROCESSES_MAX: Final = 16
 """How many processes there may be of the program, together with those of the confinement."""
 
 WATCHED_EVERY_S: Final = 0.25
@@ -110,7 +110,10 @@ def _bubblewrap(files: Iterable[Path], folder: Path, *, network: bool) -> Iterat
     places += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     for place in dict.fromkeys((*places, str(PACKAGE), *map(str, files))):
         yield from ("--ro-bind-try", place, place)
-    yield from ("--dir", str(folder), "--chdir", str(folder), "--remount-ro", "/dev", "--remount-ro", "/", "--")
+    yield from ("--dir", str(folder), "--chdir", str(folder))
+    for place in ("/proc", "/dev", "/"):  # as root, even without capabilities, it could set the kernel's parameters
+        yield from ("--remount-ro", place)
+    yield "--"
 
 
 # --- the keeper -------------------------------------------------------------------------------------------------------
@@ -153,9 +156,8 @@ def _started() -> list[int]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - some hundred names, four times a second
         if name.isdecimal():
             with suppress(OSError, IndexError):  # it has ended
-                state, parent = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[:2]
-                if state not in (b"Z", b"X"):
-                    children.setdefault(int(parent), []).append(int(name))
+                parent = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(name))
     found, below = [], [os.getpid()]
     while below:
         next_below = children.get(below.pop(), [])
@@ -177,23 +179,27 @@ def _end_all(program: int) -> None:
     """Kill all processes below this one: first the program's own, at once, so that none of them forks on."""
     with suppress(OSError):
         os.killpg(program, signal.SIGKILL)
-    while started := _started():
-        for pid in started:
+    while True:
+        for pid in _started():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
+        try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+        except ChildProcessError:  # there are none left
+            return
         time.sleep(0.001)
 
 
 def main() -> None:
-    """Start the keeper, and be its handle: when this process is killed, the keeper ends the program."""
+    """Start the keeper, and be its handle: SIGTERM, or the death of this process, ends the program."""
     gone, held = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.close(held))
     keeper = os.fork()
     if keeper:
         os.close(gone)
         os._exit(min(1, os.waitpid(keeper, 0)[1]))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.close(held)
     if excess := _keep(sys.argv[2:], int(sys.argv[1]), gone):
         with suppress(OSError):  # the service has stopped reading

@@ -155,16 +155,17 @@ class StrategyProcess:
     async def end(self) -> None:
         """End the process and all that it started, and wait until they are gone."""
         with suppress(ProcessLookupError):
-            self._process.kill()
+            self._process.terminate()
         self._stdin.close()
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 while await self._stdout.read(OUTPUT_MAX):  # ends with the last of them
                     pass
-                await self._printing
+                await asyncio.gather(self._printing, self._process.wait())
         except TimeoutError:
             log.warning("%s left processes that could not be ended", self.name)
-        await self._process.wait()
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
     async def _log_output(self, stderr: asyncio.StreamReader) -> None:
         """Log what the strategy prints, slowly enough that a flood does not occupy the service."""
