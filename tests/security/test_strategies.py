@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -92,7 +93,7 @@ async def told(folder: Path, inner: str, top: str = "", *, network: bool = False
 def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether strategies are confined."""
     if not request.param:
-        monkeypatch.setattr(confinement, "can_confine", lambda: False)
+        monkeypatch.setattr(strategy_process, "can_confine", lambda: False)
     return bool(request.param)
 
 
@@ -278,26 +279,30 @@ async def test_what_a_failed_strategy_started_ends_with_it(
     await process.end()
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["its input ends", "it is killed"])
+@pytest.mark.parametrize("how", ["its input ends", "it is killed", "the service is killed"])
 @pytest.mark.usefixtures("confined")
 async def test_what_a_strategy_starts_ends_with_it(
-    open_folder: Path, running: Callable[[], list[int]], *, is_killed: bool
+    open_folder: Path, running: Callable[[], list[int]], how: str
 ) -> None:
     (open_folder / "own.py").write_text(OWN.format(top=STARTED, inner="pass"))
     reference = f"{open_folder / 'own.py'}:Own"
     process = await asyncio.create_subprocess_exec(
-        *command(reference), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
+        *("sh", "-c", '"$@"; true', "service") * (how == "the service is killed"), *command(reference),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(Begin(reference, {}, VARIANTS[VariantId.APEX].limits, None)) + b"\n")
     assert json.loads(await process.stdout.readline())["error"] is None
     await all_run(running)
-    if is_killed:
-        os.killpg(process.pid, 9)
-    else:
+    if how == "its input ends":
         process.stdin.close()
+    else:
+        process.kill()
     async with asyncio.timeout(30):
+        if how == "the service is killed":  # its keeper still has an input
+            while running():
+                await asyncio.sleep(0.01)
         process.stdin.close()
         await process.communicate()  # unlike `wait`, until its output is closed, too
     assert running() == []
@@ -314,7 +319,7 @@ LINKS = {"link.py": ".env", "linked": "package", "package/link.py": "../.env", "
 HIDDEN = (
     *(f"open({name!r})" for name in (*HIDDEN_FILES, *LINKS, "linked/__init__.py", "hard.py")),
     "open('/etc/passwd')", "open('/root/.profile')", "os.listdir('/var')", "os.listdir('/run')", "os.listdir('/sys')",
-    "os.listdir('/etc/ssl')", "os.listdir('/usr/bin')", "open('/proc/PID/environ')", "open('/proc/1/root/etc/passwd')",
+    "os.listdir('/etc/ssl')", "open('/proc/PID/environ')", "open('/proc/1/root/etc/passwd')",
     "open('CHECKOUT/pyproject.toml')", "open('/dev/kmsg')", "open('/dev/tty')", "glob.glob('/dev/[sv]d*')[0]",
     "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
     "[each for each in glob.glob('/proc/[0-9]*/environ') if 'SECRET' in open(each).read()][0]",
@@ -375,7 +380,7 @@ def tried():
 async def test_a_confined_strategy_reaches_no_server_unless_its_row_says_so(
     open_folder: Path, tmp_path: Path, *, network: bool
 ) -> None:
-    servers = [("127.0.0.1", 0), "\0" + str(uuid4()), str(tmp_path / "server")]
+    servers: list[Any] = [("127.0.0.1", 0), "\0" + str(uuid4()), str(tmp_path / "server")]
     reached = []
     for address in servers:
         with socket.socket(socket.AF_INET if isinstance(address, tuple) else socket.AF_UNIX) as server:

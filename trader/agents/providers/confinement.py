@@ -1,9 +1,9 @@
 """Confines a program that strangers may have written: what it sees and reaches, what it uses, and its end.
 
-`confined` returns the command that runs it. The command's first process is the service's handle: SIGTERM or its death
-ends the program with all that it started. Its child, the keeper, is outside of the program's confinement: it starts the
-program in bubblewrap if that can run here, watches over its memory and processes, and ends them all. The program calls
-`restrict` before it runs a stranger's code.
+`kept` returns the command that runs it. Its first process is the service's handle: SIGTERM or its death ends the
+program with all that it started. Its child, the keeper, is outside of the program's confinement: it starts the program,
+watches over its memory and processes, and ends them all. `bubblewrap` confines the program where `can_confine` says
+that it can run. The program calls `restrict` before it runs a stranger's code.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ PROCESSES_MAX: Final = 16
 WATCHED_EVERY_S: Final = 0.25
 
 ENDED_AFTER_S: Final = 30.0
-"""How long a program may run on after its input has ended, as it does when the service dies."""
+"""How long a program may run on after its input has ended."""
 
 NICENESS: Final = 10
 """The program gives way to the service where they compete for a processor."""
@@ -72,14 +72,9 @@ PACKAGE: Final = Path(__file__).parents[2]
 log = logging.getLogger("trader.agents")
 
 
-def confined(program: Sequence[str], files: Iterable[Path], folder: Path, *, network: bool = False) -> list[str]:
-    """Return the command that runs a program in a folder, of which it sees only these files, as they are now.
-
-    Without `network` it reaches no socket outside of the confinement, not even this machine's. Where `can_confine` is
-    false, it sees and reaches what this user can.
-    """
-    words = _bubblewrap(files, folder, network=network) if can_confine() else ()
-    return [sys.executable, "-P", "-m", __name__, str(MEMORY_MAX), *words, *program]
+def kept(program: Sequence[str]) -> list[str]:
+    """Return the command that runs a program under a keeper."""
+    return [sys.executable, "-P", "-m", __name__, str(MEMORY_MAX), *program]
 
 
 @cache
@@ -93,11 +88,12 @@ def can_confine() -> bool:
     return False
 
 
-def _bubblewrap(files: Iterable[Path], folder: Path, *, network: bool) -> Iterator[str]:
-    """Yield the words before a command that sees these files of a folder and little else.
+def bubblewrap(files: Iterable[Path], folder: Path, *, network: bool) -> Iterator[str]:
+    """Yield the words before a program that runs in a folder, of which it sees these files, and little else.
 
     Each place is bound by itself into an empty file system, so that nothing that comes to the machine later is seen.
-    All is read-only except /tmp and /dev/shm, which are empty and bounded.
+    All is read-only except /tmp and /dev/shm, which are empty and bounded. Without `network` it reaches no socket
+    outside, not even this machine's.
     """
     yield from ("bwrap", "--die-with-parent", "--cap-drop", "ALL")
     yield from (word for word in NAMESPACES if not (network and word == "--unshare-net"))
@@ -127,7 +123,7 @@ def _keep(command: Sequence[str], memory_max: int, handle: int) -> str | None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    program = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - of `confined`
+    program = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - of `kept`
     poll = select.poll()
     poll.register(handle, select.POLLHUP)
     poll.register(0, select.POLLHUP)
@@ -192,16 +188,23 @@ def _end_all(program: int) -> None:
 
 
 def main() -> None:
-    """Start the keeper, and be its handle: SIGTERM, or the death of this process, ends the program."""
-    gone, held = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.close(held))
+    """Start the keeper, and be its handle: SIGTERM, or the death of this process or its parent, ends the program."""
+    handle, keepers = socket.socketpair()
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, lambda *_: handle.shutdown(socket.SHUT_RDWR))
     keeper = os.fork()
     if keeper:
-        os.close(gone)
-        os._exit(min(1, os.waitpid(keeper, 0)[1]))
+        keepers.close()
+        poll = select.poll()
+        poll.register(handle, select.POLLHUP)
+        while os.getppid() == parent:
+            if poll.poll(WATCHED_EVERY_S * 1000):
+                os.waitpid(keeper, 0)
+                break
+        os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.close(held)
-    if excess := _keep(sys.argv[2:], int(sys.argv[1]), gone):
+    handle.close()
+    if excess := _keep(sys.argv[2:], int(sys.argv[1]), keepers.fileno()):
         with suppress(OSError):  # the service has stopped reading
             os.write(1, f'{{"error":"{excess}"}}\n'.encode())
 

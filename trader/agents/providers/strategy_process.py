@@ -26,7 +26,7 @@ from trader.agents.domain.models import Model
 from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX
 from trader.agents.domain.tools import Decision, Holding, request_of
 from trader.agents.domain.view import SERIES_SHOWN, Shown, VariantLimits, View
-from trader.agents.providers.confinement import PACKAGE, confined, restrict
+from trader.agents.providers.confinement import PACKAGE, bubblewrap, can_confine, kept, restrict
 from trader.agents.strategy_files import DEADLINE_MAX_S, DECISIONS_MAX, LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ProviderError, SettingsError, StrategyError
@@ -45,14 +45,17 @@ END_LIMIT_S: Final = 10.0
 LINE_MAX: Final = 1 << 22
 """Maximum bytes of an answer, including its state."""
 
+ERROR_MAX: Final = 4000
+"""Maximum characters of a strategy's error."""
+
 OUTPUT_MAX: Final = 1 << 16
 """How many bytes of what a strategy prints are logged for each answer; more is read and dropped."""
 
 FILES_MAX: Final = 500
 """Maximum files in a strategy's folder that it can import."""
 
-PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TZ", "VIRTUAL_ENV")
-"""Variables passed to a strategy's process in addition to STRATEGY_*: none holds a secret of the service."""
+PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "VIRTUAL_ENV")
+"""Variables passed to a strategy's process in addition to PYTHONPATH and STRATEGY_*; none holds a secret of ours."""
 
 RENEWED_AFTER_S: Final = 3600.0
 """The processor time after which a process ends between two cycles, well before its limit ends it in one."""
@@ -145,7 +148,7 @@ class StrategyProcess:
         """Return the decisions about a view. Raise `ProviderError`; the process is then to be ended."""
         decided = await self.ask(view, self.begun.deadline_s + GRACE_S, Decided)
         if decided.error is not None:
-            raise ProviderError(decided.error)
+            raise ProviderError(decided.error[:ERROR_MAX])
         return decided
 
     @property
@@ -198,7 +201,7 @@ async def start_strategy(begin: Begin, *, network: bool = False) -> StrategyProc
     try:
         process.begun = await process.ask(begin, START_LIMIT_S, Begun)
         if process.begun.error is not None:
-            raise ProviderError(process.begun.error)
+            raise ProviderError(process.begun.error[:ERROR_MAX])
     except BaseException:
         await process.end()
         raise
@@ -306,7 +309,8 @@ def command(reference: str, *, network: bool = False) -> list[str]:
     files = [file, *_modules(file.parent)]
     if len(files) > FILES_MAX:
         raise SettingsError([f"{file.parent} has more than {FILES_MAX} Python files; give the strategy its own folder"])
-    return confined([sys.executable, "-P", "-m", __name__], files, file.parent, network=network)
+    words = bubblewrap(files, file.parent, network=network) if can_confine() else ()
+    return kept([*words, sys.executable, "-P", "-m", __name__])
 
 
 def _modules(folder: Path) -> Iterator[Path]:
@@ -323,7 +327,9 @@ def _modules(folder: Path) -> Iterator[Path]:
 
 def _environ() -> Iterator[tuple[str, str]]:
     for name, value in os.environ.items():
-        if name in PASSED_ON or name.startswith("STRATEGY_"):
+        if name == "PYTHONPATH":  # a relative path would be in the strategy's folder
+            yield name, os.pathsep.join(str(Path(part).absolute()) for part in value.split(os.pathsep) if part)
+        elif name in PASSED_ON or name.startswith("STRATEGY_"):
             yield name, value
 
 
