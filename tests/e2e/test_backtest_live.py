@@ -70,8 +70,10 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     gaps = {symbol: [range(first + a, first + b) for a, b in each] for symbol, each in GAPS.items()}
     write_part(folder, candles, RECORDED, BEGIN + timedelta(minutes=minutes), gaps)
     midnight = epoch_second(BEGIN.replace(hour=0, minute=0)) * 1000
+    rates = [(0, 8, "0.00123"), (2, 4, "0.0008"), (3, 1, "-0.0004"), (6, 8, "0.0002")]
+    rows = (f"{midnight + hour * 3_600_000 + 4},{interval},{rate}\n" for hour, interval, rate in rates)
     (folder / "ETHUSDT-fundingRate-2025-01.csv").write_text(
-        f"calc_time,funding_interval_hours,last_funding_rate\n{midnight},8,0.00123\n{midnight + 28_800_000},8,-0.0004\n"
+        f"calc_time,funding_interval_hours,last_funding_rate\n{''.join(rows)}"
     )
     return folder
 

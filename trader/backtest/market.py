@@ -308,6 +308,7 @@ class BacktestMarket:
         self.span = source.span
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
+        self._known_rate = source.known_funding_rate
         self._prices: dict[str, PastPrices] = {
             symbol: each if isinstance(each, RecordedSeconds) else _CandlePrices(each, self.span)
             for symbol, each in source.recordings.items()
@@ -432,6 +433,7 @@ class BacktestMarket:
             computed = {
                 interval: self.indicator_history(symbol, interval, now, shown.series) for interval in shown.intervals
             }
+            known_rate = self._known_rate(symbol, hour)
             self._observed[key] = ObservedMarket.of(
                 self.markets[symbol],
                 self.moment(second).quotes[symbol],
@@ -439,7 +441,7 @@ class BacktestMarket:
                 opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
                 opened_at_look=None,
                 book_imbalance=book_imbalance(self.moment(second).quotes[symbol].book) if shown.series > 1 else None,
-                funding_rate=self.funding_rate(symbol, hour),
+                funding_rate=self.funding_rate(symbol, hour) if known_rate is None else known_rate,
                 funding_history=self._known_funding(symbol, hour),
                 open_interest=None,
                 candles={

@@ -19,7 +19,7 @@ from trader.exchange.domain.venue_orders import SentOrder, VenueFill
 from trader.market.domain.markets import Market
 
 RateOfHour = Callable[[str, datetime], Decimal]
-"""The hourly funding rate of a market at an hour boundary."""
+"""The funding rate due at an hour boundary, per hour of the market's interval; zero if nothing is due."""
 
 MarkAt = Callable[[str, datetime], Decimal]
 """The mark of a market at an hour boundary."""

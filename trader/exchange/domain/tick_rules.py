@@ -81,10 +81,15 @@ def fund_held(
         if symbols is not None and symbol not in symbols:
             continue
         position, every = update.positions[symbol], update.rules.funding_hours(symbol)
-        for boundary in hours_crossed(position.funded_until, update.at, every):
-            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
-            amount = -position.side.direction * position.quantity * mark * rate
-            position = update.book_funding(position, boundary, rate, amount, mark)
+        last = position.funded_until
+        for last in hours_crossed(position.funded_until, update.at, every):
+            if rate := rate_of_hour(symbol, last) * every:
+                mark = mark_at(symbol, last)
+                amount = -position.side.direction * position.quantity * mark * rate
+                position = update.book_funding(position, last, rate, amount, mark)
+        if position.funded_until < last:  # nothing was due at the last hours
+            update.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
+            update.next_sequence()
 
 
 def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:

@@ -13,8 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from trader.core.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
 from trader.core.errors import MarketDataError, MarketUnavailable, StartError
+from trader.core.money import ZERO, divide
 from trader.market.domain.markets import (
     INTERVALS,
     SIMULATED_MARKETS,
@@ -26,7 +29,14 @@ from trader.market.domain.markets import (
     Tick,
 )
 from trader.market.sources.books import CLOSE_S
-from trader.market.sources.files import Minutes, find_files, find_funding_files, read_funding, read_market
+from trader.market.sources.files import (
+    Minutes,
+    PublishedRate,
+    find_files,
+    find_funding_files,
+    read_funding,
+    read_market,
+)
 from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.rows import chosen_rows
@@ -43,8 +53,8 @@ _TICKS_MIN: Final = 100
 class ReplaySource:
     """Replays the candles of a folder or file at `speed` times real time; 0 is as fast as the service processes them.
 
-    Funding files are read from `funding_place`, or from the folder of the candles; without them the hourly rate is
-    `plain_rate`, or the rate of each market's row.
+    Funding files are read from `funding_place`, or from the folder of the candles. A market that has one is charged each
+    published rate once, at the hour of its publication, and nothing else; the others pay `plain_rate` or their row's.
     """
 
     name = "replay"
@@ -69,14 +79,14 @@ class ReplaySource:
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
-        self.rows = chosen_rows(symbols, rows)
+        self.rows = dict(chosen_rows(symbols, rows))
         self._leading = [symbol for symbol in rows if symbol in symbols]
         """The markets in row order; the first ones lead the paths of the others."""
         self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
         self._recordings: dict[str, Recording] = {}
-        self._funding: dict[str, Mapping[int, Decimal]] = {}
+        self._funding: dict[str, Mapping[int, PublishedRate]] = {}
         self._first_minute = 0
         self._last_second = 0
         self._begin = 0
@@ -89,6 +99,13 @@ class ReplaySource:
                 f"{self._place} has candles of {', '.join(files)} but not of {', '.join(missing)}; "
                 "set MARKETS to the markets to trade"
             )
+        for symbol, paths in find_funding_files(self._funding_place).items():
+            if symbol in self.markets:
+                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
+        for symbol in self._funding:  # it is due at whatever hours have a rate
+            rules = msgspec.structs.replace(self.rows[symbol].rules, funding_interval_h=1)
+            self.rows[symbol] = self.rows[symbol]._replace(rules=rules)
+        self.markets = {symbol: row.rules for symbol, row in self.rows.items()}
         recordings: dict[str, Recording] = {}
         for symbol in self._leading:
             row = self.rows[symbol]
@@ -100,9 +117,6 @@ class ReplaySource:
                 )
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
         self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
-        for symbol, paths in find_funding_files(self._funding_place).items():
-            if symbol in self.markets:
-                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
         self._set_range()
         if self.seed is not None:
             self.use_seed(self.seed)
@@ -222,14 +236,20 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        known = self.known_funding_rate(symbol, boundary)
-        return self.plain_rate(symbol) if known is None else known
+        if symbol not in self._funding:
+            return self.plain_rate(symbol)
+        published = self._funding[symbol].get(epoch_second(boundary) // 3600)
+        return ZERO if published is None else published.rate
 
     def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600)
+        rates, hour = self._funding.get(symbol, {}), epoch_second(boundary) // 3600
+        for since, published in ((back, rates.get(hour - back)) for back in range(24)):
+            if published is not None:
+                return divide(published.rate, Decimal(published.interval)) if since < published.interval else None
+        return None
 
     def plain_rate(self, symbol: str) -> Decimal:
-        """Return the hourly funding rate of a market for hours that no file covers."""
+        """Return the hourly funding rate of a market without a funding file."""
         return self.markets[symbol].funding_rate if self._plain_rate is None else self._plain_rate
 
     def open_interest(self, symbol: str) -> Decimal | None:
