@@ -194,6 +194,7 @@ ORDER = {
 ACCOUNT = {
     "accountId": text,
     "runId": (uuid, None),
+    "exists": boolean,
     "quoteCurrency": text,
     "initialCapital": number,
     "cashBalance": number,

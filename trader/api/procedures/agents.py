@@ -136,13 +136,13 @@ async def get_view(context: AgentContext, request: AgentInput, key: Credential) 
 
 @_tool("getCandles", "read")
 async def get_candles(context: AgentContext, request: AgentCandlesInput, key: Credential) -> MarketOutput:
-    """:raises NotFound: there is no such market."""
+    """:raises InvalidInput: there is no such market."""
     return await _read(context, request, FetchIndicators, key)
 
 
 @_tool("getOrderBook", "read")
 async def get_order_book(context: AgentContext, request: AgentBookInput, key: Credential) -> MarketOutput:
-    """:raises NotFound: there is no such market."""
+    """:raises InvalidInput: there is no such market."""
     return await _read(context, request, FetchOrderBook, key)
 
 

@@ -139,6 +139,8 @@ async def get_trade_totals(context: Context, request: GetTradeTotalsInput) -> Ge
     rows = await context.analytics.trade_totals(
         request.by, or_none(request.model_id), chosen_variant(request.variant), request.filter()
     )
+    if not rows:
+        request.require_market(context.market.markets)
     return GetTradeTotalsOutput(rows=[TradeTotalsRow.from_attributes(row) for row in rows])
 
 

@@ -63,13 +63,15 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
 
 @procedure("simulator.getAccount", paper_only=True)
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
-    """Return a simulated account, or the new account that an order would open, without storing it."""
+    """Return a simulated account; with `exists` false, the new account that an order would open, without storing it."""
     return account_output(context, request.account_id)
 
 
 @procedure("simulator.resetAccount", changes=True, operates=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at market prices and start a new one with the starting capital.
+
+    An account that does not exist is not opened: `exists` is false.
 
     :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """

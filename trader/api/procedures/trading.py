@@ -41,7 +41,7 @@ from trader.api.turns import in_slices
 from trader.core.errors import InvalidInput, Issue, MarketUnavailable
 from trader.exchange.domain.account import Account, Trade
 from trader.market.candles import CANDLES_MAX
-from trader.market.domain.markets import canonical_symbol
+from trader.market.domain.markets import canonical_symbol, traded_symbol
 from trader.portfolio.domain.histories import RESOLUTIONS, minute_end
 
 DEFAULT_RANGE: Final = timedelta(days=7)
@@ -104,6 +104,8 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
         chosen=request.filter(),
         page=page,
     )
+    if not rows:
+        request.require_market(context.market.markets)
     cut = cut_page(rows, page, attrgetter("closed_at"))
     trades = await in_slices(TradeView.of, cut.rows)
     return GetTradesOutput(trades=trades, next_before=cut.next_before, next_skip=cut.next_skip)
@@ -174,10 +176,7 @@ async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesO
 
     By default the range ends now. The stream `candles` has the candle of the current minute.
     """
-    symbol = canonical_symbol(request.symbol)
-    if symbol not in context.market.markets:
-        traded = ", ".join(context.market.markets)
-        raise InvalidInput(Issue(("symbol",), f"{request.symbol!r} is not traded here; the markets are {traded}"))
+    symbol = traded_symbol(request.symbol, context.market.markets)
     written = {"to": request.to, "before": request.before}
     ends = [moment_of(text, field) for field, text in written.items() if text is not UNSET]
     end = min([*ends, context.clock.now()])

@@ -1,6 +1,6 @@
 """Markets, books, quotes, ticks and candles: the values of every market source."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from trader.core.clock import floor_time, iso
+from trader.core.errors import InvalidInput, Issue
 
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
@@ -171,6 +172,15 @@ def canonical_symbol(spelling: str) -> str:
     for suffix in _QUOTE_SUFFIXES:
         if symbol.endswith(suffix) and len(symbol) > len(suffix):
             return symbol.removesuffix(suffix)
+    return symbol
+
+
+def traded_symbol(spelling: str, markets: Collection[str]) -> str:
+    """Return the market that a request names. Raise `InvalidInput` if it is not one of these."""
+    symbol = canonical_symbol(spelling)
+    if symbol not in markets:
+        known = ", ".join(sorted(markets))
+        raise InvalidInput(Issue(("symbol",), f"{spelling!r} is not traded here; markets are {known}"))
     return symbol
 
 

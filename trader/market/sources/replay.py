@@ -53,7 +53,7 @@ _TICKS_MIN: Final = 100
 class ReplaySource:
     """Replays the candles of a folder or file at `speed` times real time; 0 is as fast as the service processes them.
 
-    Funding files are read from `funding_place`, or from the folder of the candles. A market that has one is charged each
+    Funding files are read from `funding_place`, or from the folder of the candles. A market with a file pays each
     published rate once, at the hour of its publication, and nothing else; the others pay `plain_rate` or their row's.
     """
 
