@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import asyncpg
 import msgspec
 from msgspec.structs import replace
 
@@ -37,7 +36,7 @@ from trader.core.errors import StartError
 from trader.core.money import ZERO
 from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
-from trader.database.pool import Database
+from trader.database.pool import Database, connect_alone
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting, merge
 from trader.exchange.protocol import rules_of
@@ -150,7 +149,7 @@ async def _write(plan: Plan, progress: Callable[[float], None]) -> None:
         ModelAccount(model, InventedDecisions(model, market, plan.cycle), account, WIDE_LIMITS)
         for model, account in plan.accounts
     ]
-    conn = await asyncpg.connect(plan.dsn)
+    conn = await connect_alone(plan.dsn)
     try:
         async with conn.transaction():
             journal = BulkJournal(conn, plan.term, plan.payloads_from)

@@ -50,7 +50,7 @@ from trader.database.embedded.processes import (
     tail,
     wait_until,
 )
-from trader.database.pool import place
+from trader.database.pool import connect_alone, place
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class EmbeddedPostgres:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        conn = await asyncpg.connect(self.superuser_dsn("postgres"))
+        conn = await connect_alone(self.superuser_dsn("postgres"))
         try:
             yield conn
         finally:
