@@ -35,6 +35,7 @@ from trader.backtest.result import (
     capacity_value,
     evidence_value,
     labelled,
+    listings_value,
     masked_value,
     strategy_value,
 )
@@ -414,6 +415,7 @@ def _value(
         "program": f"trader {__version__}",
         "data": str(spec.conditions.recording),
         "markets": list(source.markets),
+        "listings": listings_value(source.markets),
         "from": iso(run.starts_at),
         "to": iso(end.reached),
         "complete": end.reached == run.ends_at and end.cause is None,

@@ -135,6 +135,7 @@ class _CandlePrices:
             self._low.append(low)
             self._high.append(high)
             self._ticked.append(ticked)
+        self._begins = next((minute for minute in self._ticked if minute >= 0), 0) * 60
 
     def last_tick(self, second: int) -> int:
         second = min(second, self._stop - 1)
@@ -142,6 +143,9 @@ class _CandlePrices:
         return second if minute == second // 60 else minute * 60 + CLOSE_S
 
     def next_tick(self, second: int) -> int | None:
+        if second // 60 > self._ticked[-1]:
+            return None  # the market has ended
+        second = max(second, self._begins)
         while second < self._stop:
             minute = second // 60
             if self._ticked[minute - self._first] == minute:

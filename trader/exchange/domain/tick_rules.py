@@ -65,6 +65,7 @@ def apply_tick(account: Account, moment: Moment, rules: ExchangeRules, rate_of_h
     for symbol, position in sorted(update.positions.items()):
         if symbol in moment.updated:
             _exit_when_triggered(update, position, moment)
+    _leave_ended_markets(update, moment)
     liquidate(update, moment, rate_of_hour, ())  # an exit may have cost what the other positions need
     update.write_off_when_flat()
     return update.posting() if update.has_changes else None
@@ -101,11 +102,14 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
         if symbol not in updated:
             continue
         touched = True
+        if _is_last(symbol, moment.at, rules):
+            return True
         boundary = last_boundary(at, rules.funding_hours(symbol))
         if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
-        if order.symbol in updated and _is_reached(order, quotes[order.symbol], rules):
+        symbol = order.symbol
+        if symbol in updated and (_is_reached(order, quotes[symbol], rules) or _is_last(symbol, moment.at, rules)):
             return True
     return touched and (account.liquidating or is_liquidable(account, marks, rules.markets, rules.liquidation.until))
 
@@ -218,6 +222,24 @@ def _at_best_at_the_stop(
     return [each._replace(price=(min if is_long else max)(each.price, stop)) for each in executions]
 
 
+def _leave_ended_markets(update: AccountUpdate, moment: Moment) -> None:
+    """With a market's last tick, cancel its resting orders and close its position at the mark, without fees."""
+    ended = {symbol for symbol in moment.updated if _is_last(symbol, moment.at, update.rules)}
+    for order in [order for order in update.resting.values() if order.symbol in ended]:
+        update.cancel(order, "the market ended")
+    for symbol in sorted(ended & update.positions.keys()):
+        position = update.positions[symbol]
+        executions = [Execution(moment.marks[symbol], position.quantity)]
+        update.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.ENDED)
+    if ended and update.liquidating:
+        update.set_liquidating(update.is_liquidable)
+
+
+def _is_last(symbol: str, at: datetime, rules: ExchangeRules) -> bool:
+    ends_at = rules.markets[symbol].ends_at
+    return ends_at is not None and at >= ends_at
+
+
 def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, symbols: Container[str]) -> None:
     """If equity ≤ maintenance, cancel resting orders, then reduce positions, largest loss first, until equity is safe.
 
@@ -302,6 +324,8 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():
         reached, boundary = ranges.by_symbol[symbol], last_boundary(ranges.until, rules.funding_hours(symbol))
+        if _is_last(symbol, ranges.until, rules):
+            return False
         if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
             return False
         worst += position.unrealized(reached.lowest_mark if position.is_long else reached.highest_mark)
@@ -309,6 +333,8 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
     for order in account.resting:
         if order.symbol not in ranges.by_symbol:
             continue
+        if _is_last(order.symbol, ranges.until, rules):
+            return False
         reached = ranges.by_symbol[order.symbol]
         lowest, highest = reached.lowest_ask, reached.highest_bid
         if rules.limit_fills == "touch":

@@ -42,7 +42,8 @@ class Market(msgspec.Struct, frozen=True):
 
     `maintenance_rate` and `leverage_max` apply up to the first of `tiers`, which ascend in notional and rate and
     descend in leverage. Fees (fractions of notional) and the funding interval in hours default to the exchange's where
-    they are None. `funding_rate` is hourly, for sources that have no rates.
+    they are None. `funding_rate` is hourly, for sources that have no rates. `begins_at` and `ends_at` are the times of
+    the first and last price of a market that a recording lists or ends within its span.
     """
 
     symbol: str
@@ -56,6 +57,12 @@ class Market(msgspec.Struct, frozen=True):
     maker_rate: Decimal | None = None
     funding_interval_h: int | None = None
     funding_rate: Decimal = PLAIN_FUNDING_RATE
+    begins_at: datetime | None = None
+    ends_at: datetime | None = None
+
+    def is_listed(self, at: datetime) -> bool:
+        """Return whether the market has begun and not ended."""
+        return (self.begins_at is None or at >= self.begins_at) and (self.ends_at is None or at < self.ends_at)
 
     def maintenance_lines(self) -> Iterator[tuple[Decimal, Decimal]]:
         """Yield (rate, deduction) for each tier. Maintenance is the largest notional × rate − deduction."""

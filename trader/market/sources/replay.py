@@ -5,6 +5,7 @@ triggers and liquidation see what the market saw, although its true path is unkn
 """
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -41,6 +42,8 @@ from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
+
+log = logging.getLogger("trader.market")
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -105,7 +108,6 @@ class ReplaySource:
         for symbol in self._funding:  # it is due at whatever hours have a rate
             rules = msgspec.structs.replace(self.rows[symbol].rules, funding_interval_h=1)
             self.rows[symbol] = self.rows[symbol]._replace(rules=rules)
-        self.markets = {symbol: row.rules for symbol, row in self.rows.items()}
         recordings: dict[str, Recording] = {}
         for symbol in self._leading:
             row = self.rows[symbol]
@@ -118,6 +120,7 @@ class ReplaySource:
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
         self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
         self._set_range()
+        self._note_listings()
         if self.seed is not None:
             self.use_seed(self.seed)
 
@@ -133,10 +136,8 @@ class ReplaySource:
 
     def _set_range(self) -> None:
         recordings = self._recordings.values()
-        self._first_minute = max(recording.minutes.minute[0] for recording in recordings)
-        last_minute = min(recording.minutes.minute[-1] for recording in recordings)
-        if self._first_minute > last_minute:
-            raise StartError(f"{self._place}: the markets {', '.join(self.markets)} have no time in common")
+        self._first_minute = min(recording.minutes.minute[0] for recording in recordings)
+        last_minute = max(recording.minutes.minute[-1] for recording in recordings)
         first, last = moment_of(self._first_minute * 60), moment_of(last_minute * 60 + CLOSE_S)
         warm_up = _WARM_UP if last - first >= _WARM_UP_FROM else timedelta(0)
         begin = self._wanted_start or first + warm_up
@@ -155,6 +156,25 @@ class ReplaySource:
         self._begin = epoch_second(begin)
         self._last_second = self._last_pushed(epoch_second(end))
         self.ends_at = moment_of(self._last_second)
+
+    def _note_listings(self) -> None:
+        """Give the markets that begin or end within the span their times. Raise `StartError` for one without prices."""
+        for symbol, recording in self._recordings.items():
+            first, last = recording.minutes.minute[0] * 60, recording.minutes.minute[-1] * 60 + CLOSE_S
+            begins_at = moment_of(first) if first > self._begin else None
+            ends_at = moment_of(last) if last < self._last_second else None
+            if first > self._last_second or last < self._begin:
+                raise StartError(
+                    f"{self._place}: {symbol} has candles from {iso(moment_of(first))} to {iso(moment_of(last))}, and "
+                    f"none from {iso(moment_of(self._begin))} to {iso(moment_of(self._last_second))}"
+                )
+            rules = msgspec.structs.replace(self.rows[symbol].rules, begins_at=begins_at, ends_at=ends_at)
+            self.rows[symbol] = self.rows[symbol]._replace(rules=rules)
+            if begins_at is not None:
+                log.warning("%s begins within the replay, at %s", symbol, iso(begins_at))
+            if ends_at is not None:
+                log.warning("%s ends within the replay, at %s: its positions are then closed", symbol, iso(ends_at))
+        self.markets = {symbol: row.rules for symbol, row in self.rows.items()}
 
     def _last_pushed(self, second: int) -> int:
         """Return the last second up to `second` that has a tick: REPLAY_END may lie within a gap."""
