@@ -59,9 +59,9 @@ BEGIN = datetime(2025, 1, 15, 1, 30, tzinfo=UTC)
 GAPS = {
     "BTC": [(5, 9), (90, 135)],
     "ETH": [(90, 135), (141, 142)],
-    "SOL": [(28, 31), (90, 135)],
+    "SOL": [(28, 31), (80, 150)],
 }
-"""Minutes after the beginning without candles, of one market or of all of them, an hour's funding within."""
+"""Minutes after the beginning without candles, of one market or of all of them, an hour's funding within; SOL ends."""
 
 
 def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
@@ -234,7 +234,7 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
             assert read_as(done.rows[key], row) == row, key
         tables = [key[0] for key in expected]
         assert tables.count("fills") > 5
-        assert tables.count("funding_payments") > 1
+        assert "funding_payments" in tables
         recorded = await conn.fetch("SELECT * FROM portfolio_snapshots")
         assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(followed) for followed in done.snapshots}
         assert len(recorded) == len(done.snapshots)

@@ -36,9 +36,14 @@ def names() -> Iterator[tuple[str, str]]:
     """Yield every procedure without a key, with each text field of its input that names something."""
     load_procedures()
     for name, declared in REGISTRY.procedures.items():
-        for field in msgspec.inspect.type_info(declared.input_type).fields if declared.scope is None else ():
+        for field in fields_of(declared.input_type) if declared.scope is None else ():
             if _is_text(field.type) and field.encode_name not in FREE and (name, field.encode_name) != OPENED:
                 yield name, field.encode_name
+
+
+def fields_of(input_type: type[Any]) -> Any:
+    info: Any = msgspec.inspect.type_info(input_type)
+    return info.fields
 
 
 def _is_text(kind: Any) -> bool:
@@ -53,8 +58,8 @@ def _is_text(kind: Any) -> bool:
 async def test_no_answer_is_made_up_for_a_name_that_does_not_exist(
     service: ServiceProcess, name: str, field: str
 ) -> None:
-    fields = msgspec.inspect.type_info(REGISTRY.procedures[name].input_type).fields
-    request = {each.encode_name: CHOSEN.get(each.encode_name, str(uuid4())) for each in fields if each.required}
+    required = [each.encode_name for each in fields_of(REGISTRY.procedures[name].input_type) if each.required]
+    request = {each: CHOSEN.get(each, str(uuid4())) for each in required}
     unknown: Any = str(uuid4()) if field in {"id", "orderId", "invocationId"} else "nobody"
     status, answer = await service.try_call(name, **request | {field: [unknown] if field == "symbols" else unknown})
     if field == "symbol":

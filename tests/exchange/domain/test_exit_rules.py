@@ -52,6 +52,21 @@ def test_a_triggers_order_meets_the_first_book_after_the_latency(latency: float,
     assert [(fill.price, fill.cause) for fill in posting.fills] == [(D("1799.99"), Cause.STOP)]
 
 
+def test_a_market_that_ends_closes_its_positions_at_its_last_mark_and_cancels_its_orders() -> None:
+    desk = PaperBench()
+    ends_at = desk.moment.at + seconds(2)
+    markets = desk.rules.markets | {"ETH": replace(desk.rules.markets["ETH"], ends_at=ends_at)}
+    desk.rules = replace(desk.rules, markets=markets, latency=seconds(0.2))
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    desk.order(BUY, "0.5", limit="1500")
+    assert desk.eth(2_050, after=seconds(1)) is None
+    posting = desk.eth(1_800, after=seconds(1))  # the stop fires with the last tick, after which there is no book
+    assert posting is not None
+    assert [(fill.price, fill.fee, fill.cause) for fill in posting.fills] == [(D(1_800), D(0), Cause.ENDED)]
+    assert [change.cancel_reason for change in posting.resting] == ["the market ended"]
+    assert (desk.account.positions, desk.account.resting) == ({}, ())
+
+
 @pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
 def test_nothing_fires_before_its_price(mark: str) -> None:
     desk = PaperBench()
