@@ -256,7 +256,7 @@ class Observer:
         self, symbol: str, shown: Shown, now: datetime, looked_at: datetime | None
     ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
-        if quote is None:
+        if quote is None or not self._exchange.markets[symbol].is_listed(now):
             return None
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, tuple[Indicators, ...]] = {}

@@ -425,8 +425,8 @@ class BacktestMarket:
     # --- views of agents ----------------------------------------------------------------------------------------------
 
     def observe(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket | None:
-        """Return a market as an agent sees it; None before its first tick."""
-        if self.seen_since[symbol] > second:
+        """Return a market as an agent sees it; None before its first tick and after its end."""
+        if self.seen_since[symbol] > second or not self.markets[symbol].is_listed(now):
             return None
         if self._observed_at != now:
             self._observed_at = now
