@@ -59,7 +59,7 @@ BEGIN = datetime(2025, 1, 15, 1, 30, tzinfo=UTC)
 GAPS = {
     "BTC": [(5, 9), (90, 135)],
     "ETH": [(90, 135), (141, 142)],
-    "SOL": [(28, 31), (80, 150)],
+    "SOL": [(28, 31), (90, 135), (146, 150)],
 }
 """Minutes after the beginning without candles, of one market or of all of them, an hour's funding within; SOL ends."""
 
