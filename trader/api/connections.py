@@ -19,6 +19,7 @@ from aiohttp.http import SERVER_SOFTWARE
 from aiohttp.http_exceptions import HttpProcessingError
 
 from trader.api.requests import REQUESTS
+from trader.core import tasks
 from trader.core.errors import StartError
 from trader.settings.settings import Settings
 
@@ -229,16 +230,14 @@ class HttpServer:
                 backlog=WAITING_MAX,
             )
             self._listening.append(listening)
-        self._enforcing = asyncio.create_task(self._enforce_times(), name="limits of connections")
+        self._enforcing = tasks.keep(self._enforce_times, "limits of connections")
 
     async def stop(self) -> None:
         """Accept no more connections, end the streams, and give requests time to end."""
         for listening in self._listening:
             listening.close()
         await self._runner.cleanup()
-        if self._enforcing is not None:
-            self._enforcing.cancel()
-            await asyncio.wait([self._enforcing])
+        await tasks.end(self._enforcing)
 
     async def _enforce_times(self) -> None:
         """Check every connection ten times within the shorter limit, which costs less than a timer per request."""

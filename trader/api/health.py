@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -35,6 +36,7 @@ from trader.api.schemas.health import (
     halts_in_force,
 )
 from trader.api.streams import BROADCASTERS
+from trader.core import tasks
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
 from trader.database.pool import NOT_ANSWERING, Database
@@ -173,10 +175,9 @@ def routes() -> list[web.RouteDef]:
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
-    watching = asyncio.create_task(_watch(app), name="health")
+    watching = tasks.keep(partial(_watch, app), "health")
     yield
-    watching.cancel()
-    await asyncio.wait([watching])
+    await tasks.end(watching)
 
 
 def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:

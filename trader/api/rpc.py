@@ -27,7 +27,7 @@ from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import INFO, REQUESTS, UNKNOWN, BodyTimeout, address_of, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
-from trader.api.schemas.common import ENCODER, LongOutput
+from trader.api.schemas.common import LongOutput, encoded
 from trader.api.turns import Turns
 from trader.core.errors import (
     Conflict,
@@ -66,9 +66,6 @@ LARGE_BYTES: Final = 1_000_000
 """Answers above this size are counted for monitoring."""
 
 LARGE_LOGGED_EVERY_S: Final = 3600.0
-
-CHECKS_EVERY_OUTPUT = False
-"""Whether to validate every output against its struct before sending, as in tests, or only a procedure's first."""
 
 LONG_AT_ONCE: Final = 2
 """How many long answers are made at the same time for anonymous callers, and as many for known ones."""
@@ -160,7 +157,6 @@ class Dispatcher:
             self._enveloped[name] = self._targets[PREFIX + path]
         self._turns = Turns(LONG_AT_ONCE)
         self._parsing = Turns()
-        self._checked: set[str] = set()
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
@@ -290,20 +286,15 @@ class Dispatcher:
         return ()
 
     async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:
-        """Return the encoded output. A procedure's first output is validated against its struct.
+        """Return the encoded output, which matches its schema.
 
-        :raises msgspec.ValidationError: the output does not fit its struct
+        :raises Exception: it does not match
         """
         output = await declared.handler(self._context, request, *keys)
-        is_long = isinstance(output, LongOutput)
-        text = output.encode() if is_long else ENCODER.encode(output)
-        if CHECKS_EVERY_OUTPUT or declared.name not in self._checked:
-            if is_long:
-                await output.check(declared.output_decoder)
-            else:
-                declared.output_decoder.decode(text)
-            self._checked.add(declared.name)
-        return text
+        if isinstance(output, LongOutput):
+            await output.check(declared.output_decoder)
+            return output.encode()
+        return encoded(output, declared.output_decoder)
 
     async def _call_item(self, request: web.Request, item: batch.Item, caller: Caller, request_id: str) -> Answer:
         """Answer one call of a batch, in the style of the oRPC client, which sends batches, whatever the path."""

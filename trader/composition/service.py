@@ -22,7 +22,7 @@ from trader.api import streams
 from trader.api.context import Context
 from trader.api.health import present_alarms
 from trader.api.schemas.agents import ViewOutput
-from trader.api.schemas.common import ENCODER
+from trader.api.schemas.common import ENCODER, decoder_of, encoded
 from trader.api.stream_table import state_loaders
 from trader.composition.external import ExternalSystems, halts_file, make_recorder
 from trader.composition.leadership import PRICE_TRACKER_EVERY, Coordination, Leadership, TradingParts
@@ -291,7 +291,8 @@ def leader_view(context: Context, alarms: Alarms) -> LeaderView:
 
 def _make_webhooks(context: Context, database: Database) -> Webhooks:
     client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
-    return Webhooks(database, context.desk, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened)))
+    view = decoder_of(ViewOutput)
+    return Webhooks(database, context.desk, client, context.clock, lambda opened: encoded(ViewOutput.of(opened), view))
 
 
 def _make_schedulers(

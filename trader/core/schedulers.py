@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
+from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, floor_time
 from trader.core.errors import TraderError
 
@@ -142,8 +144,8 @@ class Schedulers:
         for number, job in enumerate(self._jobs.values()):
             # A millisecond apart, so that a lockstep clock also wakes their first runs in sequence.
             due = now + timedelta(milliseconds=number)
-            run = run_forever(job, self._clock, self._status[job.name], due)
-            self._tasks[job.name] = asyncio.create_task(run, name=f"scheduler {job.name}")
+            run = partial(run_forever, job, self._clock, self._status[job.name], due)
+            self._tasks[job.name] = tasks.keep(run, f"scheduler {job.name}")
         await asyncio.sleep(0)  # lets each new task take its first step
 
     async def close(self) -> None:

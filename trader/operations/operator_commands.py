@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+from trader.core import tasks
 from trader.core.errors import TraderError, Unavailable
 from trader.core.money import format_decimal
 from trader.database.leadership import hold_term
@@ -189,7 +190,7 @@ class OperatorCommands:
                 )
             else:
                 run = self._carry_out(command)
-                self._tasks[command.id] = asyncio.create_task(run, name=f"{command.verb} {command.id}")
+                self._tasks[command.id] = tasks.start(run, f"{command.verb} {command.id}")
         await self._sweep_as_leader()
 
     async def _reap(self) -> None:
@@ -198,7 +199,6 @@ class OperatorCommands:
                 continue
             del self._tasks[command_id]
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("command %s failed: %s", command_id, error, exc_info=error)
                 note = f"internal error ({type(error).__name__}); see the log"
                 left = Left(account_id="", what="the command", reason=note)
                 async with self._database.writing() as conn:

@@ -10,9 +10,9 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from trader.core import tasks
 from trader.core.clock import ceil_time, floor_time
 from trader.core.errors import MarketUnavailable, Unavailable
-from trader.core.logs import log_bug
 from trader.database.pool import Database
 from trader.exchange.protocol import rules_of
 from trader.market.domain.markets import INTERVALS, Candle, Interval
@@ -101,15 +101,12 @@ class LuckTable:
         self._count = traders_for(models)
         results = [self._result(request) for request in requests]
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._work(), name="comparison with luck")
-            self._task.add_done_callback(log_bug)
+            self._task = tasks.start(self._work(), "comparison with luck")
         return results
 
     async def close(self) -> None:
         """Stop computing."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await tasks.end(self._task)
 
     def _result(self, request: LuckRequest) -> Luck | str:
         look = request.at_last_look()

@@ -108,10 +108,10 @@ class FileSink:
             raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
 
     def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
-        problem: OSError | None = None
+        problem: Exception | None = None
         try:
             _append_line(self._path, line)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - `send` raises it
             problem = error
         with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
             writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
@@ -132,7 +132,7 @@ def _append_line(path: str, line: bytes) -> None:
         os.close(file)
 
 
-def _settle(writing: asyncio.Future[None], problem: OSError | None) -> None:
+def _settle(writing: asyncio.Future[None], problem: Exception | None) -> None:
     if writing.done():
         return
     if problem is None:

@@ -1,0 +1,60 @@
+"""Tasks: how the service starts its tasks and ends them, so that none ends unnoticed.
+
+`start` is for work that ends, and `keep` for work that continues until it is canceled. All other tasks have an owner
+that awaits them: those of `app.py` and `composition/leadership.py` end the process with their error, so that its
+supervisor starts it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+RESTART_S: Final = 1.0
+"""Real seconds until work that was ended by a bug begins again."""
+
+log = logging.getLogger("trader")
+
+
+def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start work that ends; a bug in it is logged."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_bug)
+    return task
+
+
+def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    """Start work that continues until it is canceled; if a bug ends it, the bug is logged and the work begins again."""
+    return start(_keep(work, name), name)
+
+
+async def end(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel the tasks, and wait for their ends."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    if begun:
+        await asyncio.wait(begun)
+
+
+async def _keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    while True:
+        error: BaseException | None = None
+        try:
+            await work()
+        except asyncio.CancelledError as canceled:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error = canceled  # something that the work awaited was canceled, not the work
+        except Exception as bug:  # noqa: BLE001 - its log is below; work that ends silently would be missed by nobody
+            error = bug
+        log.error("%s ended by a bug; it begins again in %g s", name, RESTART_S, exc_info=error)
+        await asyncio.sleep(RESTART_S)
+
+
+def _log_bug(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s ended by a bug", task.get_name(), exc_info=error)
