@@ -120,12 +120,14 @@ async def list_figures(context: DemoContext, request: Empty) -> list[Figure]:
 
 @registry.procedure("demo.notANumber")
 async def not_a_number(context: DemoContext, request: Empty) -> Figure:
-    return Figure(value=float("nan"))
+    context.calls.append("demo.notANumber")
+    return Figure(value=1.5 if len(context.calls) == 1 else float("nan"))
 
 
 @registry.procedure("demo.wrong")
 async def wrong(context: DemoContext, request: Empty) -> Figure:
-    untyped: Any = "text"
+    context.calls.append("demo.wrong")
+    untyped: Any = 1.5 if len(context.calls) == 1 else "text"
     return Figure(value=untyped)
 
 
