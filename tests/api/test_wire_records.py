@@ -130,69 +130,6 @@ RIGHT: dict[str, Any] = {
 }
 
 
-def test_given_times_become_text_and_given_decimals_are_sent_as_they_are() -> None:
-    figures = Figures.from_attributes(
-        source(), at=datetime(2026, 1, 1, tzinfo=UTC), total_pnl=Decimal("0.0120"), note=None
-    )
-    assert (figures.at, str(figures.total_pnl), figures.note) == ("2026-01-01T00:00:00.000Z", "0.0120", UNSET)
-
-
-def test_a_missing_attribute_is_a_bug() -> None:
-    with pytest.raises(AttributeError, match="total_pnl"):
-        Figures.from_attributes(SimpleNamespace(run_id="r", at="t", label=None, leverage=None, note=None))
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        (IntervalPercent.of(ConfidenceInterval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
-        (
-            ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE, None)),
-            {
-                "modelIds": ["ada", "eve"],
-                "lowestPercent": -1.5,
-                "highestPercent": 2.25,
-                "noise": {
-                    "modelIds": ["ada", "eve"],
-                    "hours": 30,
-                    "lowestPercent": -1.5,
-                    "highestPercent": 2.25,
-                    "spreadPercent": 0.5,
-                    "noisePercent": None,
-                },
-                "costUsd": None,
-            },
-        ),
-    ],
-)
-def test_records_of_named_tuples_fit_their_types(record: Wire, expected: dict[str, Any]) -> None:
-    text = ENCODER.encode(record)
-    assert msgspec.json.decode(text) == expected
-    assert msgspec.json.decode(text, type=type(record)) is not None
-
-
-def test_the_noise_of_replicates_fits_its_type() -> None:
-    sent = ENCODER.encode(Replicates.from_attributes(NOISE))
-    assert msgspec.json.decode(sent, type=Replicates).model_ids == ["ada", "eve"]
-
-
-class Inner(Wire):
-    share: Annotated[float, Meta(ge=0, le=1)] | None
-
-
-class Outer(Wire):
-    name: str
-    count: int
-    amount: Decimal | None
-    inner: list[Inner]
-    notes: dict[str, Any]
-
-
-RIGHT: dict[str, Any] = {
-    "name": "a", "count": 1, "amount": Decimal("0.10"), "inner": (Inner(share=0.5), Inner(share=None)), "notes": {"x": None}
-}  # fmt: skip
-
-
 def test_an_output_that_matches_its_type_is_encoded() -> None:
     text = b'{"name":"a","count":1,"amount":0.10,"inner":[{"share":0.5},{"share":null}],"notes":{"x":null}}'
     assert encoded(Outer(**RIGHT), decoder_of(Outer)) == text
