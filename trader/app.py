@@ -149,6 +149,7 @@ async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) ->
         if task.done():
             task.result()
             return True
+        stop.result()
         log.info("stopping before startup is complete")
         return False
     finally:
