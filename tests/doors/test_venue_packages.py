@@ -145,3 +145,4 @@ async def test_every_method_of_the_template_is_still_to_be_written() -> None:
 
 def test_the_setting_names_the_venues_of_the_table() -> None:
     assert VARIABLES["venue"].form == one_of(*VENUES)
+    assert VENUES.keys() <= PRESET_VENUES.keys()

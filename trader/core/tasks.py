@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from trader.core.errors import TraderError
+
 T = TypeVar("T")
 
 RESTART_S: Final = 1.0
@@ -19,9 +21,9 @@ log = logging.getLogger("trader")
 
 
 def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start work that ends; a bug in it is logged."""
+    """Start work that ends; its failure is logged."""
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_log_bug)
+    task.add_done_callback(log_failure)
     return task
 
 
@@ -55,6 +57,11 @@ async def _keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Non
         await asyncio.sleep(RESTART_S)
 
 
-def _log_bug(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the error that ended a task; a done callback for tasks whose result is not awaited."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, TraderError):
+        log.warning("%s failed: %s", task.get_name(), error)
+    else:
         log.error("%s ended by a bug", task.get_name(), exc_info=error)

@@ -144,7 +144,10 @@ class OperatorCommands:
         command = OperatorCommand(id=uuid4(), verb=Verb.RESUME, account_id=account_id, reason=reason, asked_by=by)
         async with self._database.transaction() as conn:
             lifted = await write_resume(conn, command)
-        self._limits.reset(await self._halts.load())
+        try:
+            self._limits.reset(await self._halts.load())
+        except Unavailable as error:  # they are lifted, which the next poll reads
+            log.warning("halts were lifted, but are in force here until they can be read again: %s", error)
         return lifted
 
     async def activity(self, since: datetime) -> Activity:
@@ -356,12 +359,11 @@ class OperatorCommands:
                     await self._record_progress(command, f"{closed}, {len(progress.cancelled)} orders cancelled")
                 await asyncio.sleep(RETRY_S)
 
-        reporting = asyncio.create_task(report())
+        reporting = tasks.start(report(), f"progress of {command.verb} {command.id}")
         try:
             await _for_each(accounts, flatten)
         finally:
-            reporting.cancel()
-            await asyncio.wait([reporting])
+            await tasks.end(reporting)
 
     async def _close_all(self, command: OperatorCommand, account_id: str, progress: "_Progress") -> None:
         """Close every position at market, repeatedly for a minute while the order books cannot fill all of it.
