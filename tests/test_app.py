@@ -26,8 +26,8 @@ class Planted:
 
     def __init__(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         self._work = work
-        self._bug: KeyError | None = KeyError(f"planted in {name}")
         self._name = name
+        self._is_planted = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
         resume: Callable[[], Any] = partial(self._work.send, None)
@@ -35,8 +35,8 @@ class Planted:
             while True:
                 waits = resume()
                 if self._is_due():
-                    bug, self._bug = self._bug, None
-                    waits = self._work.throw(bug)
+                    self._is_planted = True
+                    waits = self._work.throw(KeyError(f"planted in {self._name}"))
                 try:
                     sent = yield waits
                     resume = partial(self._work.send, sent)
@@ -48,7 +48,7 @@ class Planted:
     def _is_due(self) -> bool:
         """Return whether the bug is due: never in the middle of a statement, whose connection would be of no use."""
         task, innermost = asyncio.current_task(), self._work
-        if self._bug is None or task is None or task.get_name() != self._name:
+        if self._is_planted or task is None or task.get_name() != self._name:
             return False
         while (awaited := getattr(innermost, "cr_await", None)) is not None:
             innermost = awaited

@@ -262,6 +262,7 @@ async def _watch(app: web.Application) -> None:
     """Pass problems to the alarms, and log those that last, once a minute while they persist, and when they end."""
     since_s: float | None = None
     logged_s = looked_s = -math.inf
+    app[ALARMS].is_healthy = False  # until it is known, also after a bug in this loop
     while True:
         problems = find_problems(app, await app[PROBE].ask())
         now_s = time.monotonic()

@@ -112,6 +112,10 @@ class Outlet:
                 return False
             self.outcomes["failed"] += 1
             return True
+        except Exception:  # the next notice must not wait behind one that a bug keeps back
+            log.exception("a notice was not sent to the sink %s of NOTIFY_URL", self.name)
+            self.outcomes["failed"] += 1
+            return True
         if self._consecutive_failures > 0:
             log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
         self._consecutive_failures = 0
