@@ -33,6 +33,22 @@ async def test_work_that_should_not_end_begins_again(
     assert runs == 3
 
 
+@pytest.mark.parametrize("error", [KeyError("BTC"), None])
+async def test_work_that_answers_its_end_with_a_bug_ends_all_the_same(error: Exception | None) -> None:
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if error is not None:
+                raise error from None
+
+    task = tasks.keep(work, "the work")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await tasks.end(task)
+    assert task.exception() is error
+
+
 async def test_the_failure_of_work_is_logged_with_the_trace_of_a_bug(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(error: Exception) -> None:
         raise error

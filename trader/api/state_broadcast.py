@@ -58,9 +58,9 @@ class StateBroadcaster(Broadcaster):
     """Broadcaster of a state, which is loaded for newcomers and after every event that may have changed it.
 
     One long-lived task does all loading. Nothing is loaded without subscribers; requests that arrive before a load
-    begins share it. A failure to load or
-    send a state is logged and disconnects the newcomers that waited for it. If something was
-    unavailable, the load is repeated soon, otherwise on the next event. Whole states and patches are paced separately.
+    begins share it. A failure to load or send a state is logged and disconnects the newcomers that waited for it. If
+    something was unavailable, the load is repeated soon, otherwise on the next event. Whole states and patches are
+    paced separately.
     """
 
     def __init__(

@@ -42,17 +42,17 @@ async def end(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def _keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    task = asyncio.current_task()
     while True:
         error: BaseException | None = None
         try:
             await work()
-        except asyncio.CancelledError as canceled:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            error = canceled  # something that the work awaited was canceled, not the work
-        except Exception as bug:  # noqa: BLE001 - its log is below; work that ends silently would be missed by nobody
-            error = bug
+        except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001 - work that continues must outlive any bug
+            error = caught
+        if task is None or task.cancelling():  # by its owner, not something that the work awaited
+            if error is not None:
+                raise error
+            return
         log.error("%s ended by a bug; it begins again in %g s", name, RESTART_S, exc_info=error)
         await asyncio.sleep(RESTART_S)
 
