@@ -29,9 +29,9 @@ from trader.agents.domain.view import SERIES_SHOWN, Shown, VariantLimits, View
 from trader.agents.providers.confinement import PACKAGE, bubblewrap, can_confine, kept, restrict
 from trader.agents.strategy_files import DEADLINE_MAX_S, DECISIONS_MAX, LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
+from trader.core import tasks
 from trader.core.errors import ProviderError, SettingsError, StrategyError
 from trader.core.files import is_secret_name, require_regular
-from trader.core.logs import log_bug
 from trader.market.domain.markets import INTERVALS
 
 START_LIMIT_S: Final = 30.0
@@ -123,8 +123,7 @@ class StrategyProcess:
         self._process = process
         self._stdin, self._stdout = process.stdin, process.stdout
         self._output_left = OUTPUT_MAX
-        self._printing = asyncio.create_task(self._log_output(process.stderr), name=f"output of {name}")
-        self._printing.add_done_callback(log_bug)
+        self._printing = tasks.start(self._log_output(process.stderr), f"output of {name}")
 
     async def ask(self, question: object, limit_s: float, answer: type[T]) -> T:
         """Write a line and return the line that answers it. Raise `ProviderError`."""
