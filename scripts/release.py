@@ -141,7 +141,7 @@ def build(folder: Path) -> None:
         BIN / "cyclonedx-py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application",
         "--output-reproducible", "--of", "JSON", "-o", bill,
     )  # fmt: skip
-    (wheel,) = folder.glob("trader-*.whl")
+    (wheel,) = folder.glob("trader_service-*.whl")
     content = json.loads(bill.read_bytes())
     content["metadata"]["component"]["version"] = wheel.name.split("-")[1]  # pyproject.toml does not have it
     bill.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
