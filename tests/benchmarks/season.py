@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
+import uvloop
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
 from support.service_context import make_context
@@ -37,7 +38,6 @@ from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY, load_procedures
 from trader.api.rpc import Dispatcher, Target
 from trader.app import freeze_startup_objects
-from trader.commands.serve import loop_factory
 from trader.composition.external import make_source
 from trader.core.clock import SystemClock
 from trader.core.errors import NotFound
@@ -434,7 +434,7 @@ def main() -> int:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="trader-season-") as folder,
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         Path(folder).chmod(0o755)  # as root, the server runs as `nobody`, which must have access
         return 0 if runner.run(run(options, options.folder or Path(folder))) else 1

@@ -158,10 +158,8 @@ def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -
     assert any(name.endswith("share/trader/schema.sql") for name in names)
     assert f"trader_service-{__version__}/schema.sql" in sources
     bill = json.loads((tmp_path / "sbom.json").read_bytes())
-    assert (bill["metadata"]["component"]["name"], bill["metadata"]["component"]["version"]) == (
-        "trader-service",
-        __version__,
-    )
+    component = bill["metadata"]["component"]
+    assert (component["name"], component["version"]) == ("trader-service", __version__)
     assert {(component["name"], Version(component["version"])) for component in bill["components"]} == {
         (name, each) for name, versions in pins().items() for each in versions
     }
