@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Final, TextIO
 
 from trader.core.clock import iso
-from trader.core.errors import DATABASE_TROUBLE
+from trader.core.errors import DatabaseUnavailable
 
 PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -69,7 +69,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class DatabaseTroubleFilter(logging.Filter):
-    """Passes one record a minute for each cause of an unusable database, from all loggers together."""
+    """Passes one record a minute for each cause among the `DatabaseUnavailable` arguments of all loggers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,10 +77,10 @@ class DatabaseTroubleFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write the record; one with a traceback is always written."""
-        _, is_of_database, cause = record.getMessage().partition(DATABASE_TROUBLE)
-        if not is_of_database or record.exc_info or record.levelno < logging.WARNING:
+        errors = record.args if isinstance(record.args, tuple) else ()
+        cause = next((error.cause for error in errors if isinstance(error, DatabaseUnavailable)), None)
+        if cause is None or record.exc_info or record.levelno < logging.WARNING:
             return True
-        cause = cause.partition(".")[0]
         if record.created - self._passed_at_s.get(cause, -SAME_CAUSE_S) < SAME_CAUSE_S:
             return False
         self._passed_at_s[cause] = record.created

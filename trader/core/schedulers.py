@@ -92,8 +92,10 @@ async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
     status.failures_in_a_row = 0 if error is None else status.failures_in_a_row + 1
     if error is not None:
         status.failures += 1
-        expected = isinstance(error, TraderError)
-        log.error("scheduler %s: run failed: %s", job.name, describe_error(error), exc_info=None if expected else error)
+        if isinstance(error, TraderError):
+            log.error("scheduler %s: run failed: %s", job.name, error)
+        else:
+            log.error("scheduler %s: run failed: %s", job.name, status.last_error, exc_info=error)
 
 
 async def _run_once(job: Job, clock: Clock, now: datetime) -> BaseException | None:

@@ -292,9 +292,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             for field, variable in VARIABLES.items()
         }
         values["providers"] = read_providers(texts, problems)
-        problems += find_contradictions(values, problems, demo=demo)
+        problems += find_contradictions(values, texts, demo=demo)
         if problems:
-            problems += [PROVIDER_NEEDED] if lacks_provider(values, problems, demo=demo) else []
+            problems += [PROVIDER_NEEDED] if lacks_provider(values, texts, demo=demo) else []
             raise SettingsError(problems)
         values["cors_credentials"] = effective["CORS_ORIGINS"].source != "--demo"
         values["server_url"] = values["server_url"] or local_address(values["host"], values["port"])

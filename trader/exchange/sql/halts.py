@@ -31,12 +31,12 @@ async def insert_halt(conn: Connection, halt: Halt) -> bool:
 
 
 SELECT_HALTS = """
-SELECT account_id, cause, reason, halted_by, halted_at FROM halts WHERE lifted_at IS NULL ORDER BY id
+SELECT account_id, cause, reason, halted_by, halted_at FROM halts WHERE lifted_at IS NULL OR $1::boolean ORDER BY id
 """
 
 
-async def select_halts(conn: Connection) -> list[Halt]:
-    """Return the halts in force, oldest first."""
+async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
+    """Return the halts in force, with `lifted` all that ever were, oldest first."""
     return [
         Halt(
             account_id=row["account_id"],
@@ -45,7 +45,7 @@ async def select_halts(conn: Connection) -> list[Halt]:
             by=row["halted_by"],
             at=row["halted_at"],
         )
-        for row in await conn.fetch(SELECT_HALTS)
+        for row in await conn.fetch(SELECT_HALTS, lifted)
     ]
 
 
