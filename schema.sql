@@ -670,25 +670,6 @@ CREATE TABLE IF NOT EXISTS strategy_states (
     decided_at timestamptz NOT NULL
 );
 
--- The latest comparison of an entrant with random traders in a run (the figures of `luck` in getEvidence), made when it
--- was `hours` hours old. Computing it takes seconds, so a restart reads it.
-CREATE TABLE IF NOT EXISTS luck (
-    run_id           uuid NOT NULL REFERENCES runs,
-    entrant          integer NOT NULL CHECK (entrant >= 0),
-    hours            integer NOT NULL CHECK (hours > 0),
-    looks            integer NOT NULL CHECK (looks > 0),
-    traders          integer NOT NULL CHECK (traders > 0),
-    trades           integer NOT NULL CHECK (trades > 0),
-    return_percent   double precision NOT NULL,
-    quantile_percent double precision NOT NULL,
-    p_value          double precision NOT NULL,
-    low_percent      double precision NOT NULL,
-    median_percent   double precision NOT NULL,
-    high_percent     double precision NOT NULL,
-    season           integer NOT NULL DEFAULT 0,  -- 0: the whole run
-    PRIMARY KEY (run_id, entrant, season)
-);
-
 -- Halts, in force until lifted: no new positions for the account or, without an account, for all.
 -- Times in this and the next table are the database's own, even if market time comes from a recording.
 CREATE TABLE IF NOT EXISTS halts (

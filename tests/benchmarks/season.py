@@ -51,7 +51,6 @@ from trader.market.feed import MarketFeed
 from trader.operations.access import ANYBODY
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.luck import COMPUTING
 from trader.portfolio.sql.snapshots import ceil_to_hour
 from trader.settings.settings import Settings
 
@@ -273,11 +272,6 @@ class Season:
         """Read the data that the service reads before it listens, while its models trade."""
         await self.context.analytics.model_stats()
 
-    async def settle(self) -> None:
-        """Wait until every model is compared with random traders, which happens rarely."""
-        while any(entrant.luck == COMPUTING for entrant in (await self.context.evidence.report("run")).entrants):
-            await asyncio.sleep(1)
-
     async def change(self) -> None:
         """Let a minute pass, or every other time an hour, and do the service's work for it."""
         self.clock.at += timedelta(minutes=61 if self.books.version % 2 else 1)
@@ -305,7 +299,6 @@ async def measure(dsn: str, calls: int, changes: int) -> bool:
         print(f"start {await timed(season.start):.0f} ms, hold {await holds.take():.0f} ms", end="")
         freeze_startup_objects()
         print(f", then frozen in {await holds.take():.0f} ms")
-        print(f"random traders {await timed(season.settle):.0f} ms, hold {await holds.take():.0f} ms")
         print(f"{'':26}{'warm p50':>9}{'p99':>8}{'changed p50':>12}{'most':>8}{'hold':>7}{'bytes':>12}   raw SQL, ms")
         met = True
         for case in CASES:

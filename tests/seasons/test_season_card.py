@@ -40,7 +40,6 @@ from trader.core.errors import SettingsError, StartError
 from trader.database.pool import Database
 from trader.portfolio.domain.seasons import SeasonRecord, SeasonResult, Stopping
 from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import NoLuck
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import close_season
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -382,7 +381,7 @@ async def test_the_card_of_a_season_matches_its_board_even_after_a_later_reset(
     await open_season(database, rules)
     await add_rows(database)
     clock = LockstepClock(START + HOURS * HOUR)
-    report = await Evidence(database, CurrentRuns(database), NoLuck(), clock).report("run")
+    report = await Evidence(database, CurrentRuns(database), clock).report("run")
     board = msgspec.to_builtins(GetEvidenceOutput.of("run", report))
     async with database.connection() as conn:
         await add_run(conn, "ada", make_run("ada", 2, at=RULES.end + HOUR))

@@ -567,14 +567,6 @@ OUTPUTS: Mapping[str, Shape] = {
                 "reason": (text, None),
                 "amongBest": boolean,
                 "differences": [_DIFFERENCE],
-                "luck": (
-                    {
-                        **dict.fromkeys(("hours", "traders", "tradesCount"), count),
-                        **dict.fromkeys(("returnPercent", "quantile", "pValue", "low", "median", "high"), number),
-                    },
-                    None,
-                ),
-                "luckReason": (text, None),
                 "rank": (dict.fromkeys(("first", "last", "among"), count), None),
                 "account": {
                     "runs": count,

@@ -234,7 +234,7 @@ async def _conclude(
     :raises StartError: the ledger of trials cannot be written
     """
     standings = make_standings(run.reports(), run.equity_hours())
-    evidence = await judge(run, source, settings, end.reached) if spec.has_evidence else None
+    evidence = await judge(run, settings, end.reached) if spec.has_evidence else None
     value = _value(spec, settings, source, run, chosen, end, digest, standings)
     value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
     masked = masked_value(spec.entrants.mask, value["accounts"])

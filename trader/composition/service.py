@@ -57,7 +57,6 @@ from trader.portfolio.analytics import Analytics
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.evidence import Evidence
 from trader.portfolio.hour_bounds import HourBounds
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import require_running
 from trader.portfolio.snapshots import PortfolioService
@@ -207,8 +206,7 @@ def _make_context(
 ) -> Context:
     database, settings, clock, market = base.database, base.settings, base.clock, base.market
     exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
-    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
-    stack.push_async_callback(luck.close)
+    runs = CurrentRuns(database)
     warnings = agents.warnings if base.leader is None else partial(_warnings_of, base.leader)
     return Context(
         settings=settings,
@@ -217,7 +215,7 @@ def _make_context(
         exchange=exchange,
         portfolio=PortfolioService(database, exchange, clock, settings, base.leader),
         analytics=Analytics(database, exchange, clock, runs),
-        evidence=Evidence(database, runs, luck, clock),
+        evidence=Evidence(database, runs, clock),
         models=models,
         invocations=InvocationReader(database, models, warnings),
         agents=agents,

@@ -120,7 +120,7 @@ LOCK TABLE variants, service_state, market_seed, last_marks, relay, models, entr
            chain_links, chain_marks, anchors, season_records, open_views, invocation_payloads, invocation_steps,
            tool_calls, notes, invocation_counts, orders, order_requests, limit_orders, fills, funding_payments,
            insurance_payments, venue_accounts, venue_orders, venue_trades, portfolio_snapshots, portfolio_hourly,
-           candles, variant_hourly, baselines, strategy_states, luck, halts, commands, credentials, webhooks,
+           candles, variant_hourly, baselines, strategy_states, halts, commands, credentials, webhooks,
            equity_marks, fill_drift, alarm_history, maintenance IN ROW EXCLUSIVE MODE
 """
 PROBE_LOCK_S = 3.0

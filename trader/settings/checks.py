@@ -126,9 +126,7 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def _live_contradictions(
-    values: Mapping[str, Any], given: Container[str], *, demo: bool, is_reader: bool
-) -> list[str]:
+def _live_contradictions(values: Mapping[str, Any], given: Container[str], *, demo: bool, is_reader: bool) -> list[str]:
     if demo:
         return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
     if is_reader:  # it trades nothing
