@@ -3,7 +3,7 @@
   scripts/benchmark season    100 models, 90 days: 200,000 trades, 1 million invocations, 13 million snapshots
   scripts/benchmark season --quick    100 models, 9 days, a tenth of it
   scripts/benchmark season --folder DIR    keeps the season there, and measures the one that is there already
-  scripts/benchmark season --database-url URL    one that is there (scripts/seed_accounts.py --history makes it)
+  scripts/benchmark season --database-url URL    one that is there
 
 A call is the part of a request behind HTTP: dispatch, services, SQL, encoding, validation. `warm` are calls while
 nothing changes; `changed` is the first call after a minute, or an hour, has passed and every active account has a
@@ -27,6 +27,7 @@ from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 import uvloop
+from benchmarks.bulk import language_models, seed_season
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
 from support.service_context import make_context
@@ -375,7 +376,9 @@ async def seeded(server: EmbeddedPostgres, *, quick: bool) -> str:
     """Return the address of a season on the server, which is written if it does not exist."""
     dsn = await server.ensure_database("quick" if quick else "season")
     if not await is_seeded(dsn):
-        await seed(dsn, 9 if quick else 90)
+        began_s = time.monotonic()
+        await seed_season(dsn, 9 if quick else 90, language_models(100))
+        print(f"seeded in {time.monotonic() - began_s:.0f} s")
     return dsn
 
 
@@ -387,19 +390,6 @@ async def is_seeded(dsn: str) -> bool:
         until = await select_processed_until(conn)
     await database.close()
     return until is not None
-
-
-async def seed(dsn: str, days: int) -> None:
-    """Write the season with the operators' script."""
-    began_s = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
-        "--history", str(days), "--database-url", dsn,
-        cwd=tempfile.gettempdir(), env={**os.environ, "SNAPSHOT_RETENTION_DAYS": "365"},
-    )  # fmt: skip
-    if await process.wait():
-        raise SystemExit("the season could not be written")
-    print(f"seeded in {time.monotonic() - began_s:.0f} s")
 
 
 async def run(options: argparse.Namespace, folder: Path) -> bool:

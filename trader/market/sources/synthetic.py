@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import pairwise
 from math import exp, log, sqrt
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 
@@ -143,15 +142,6 @@ def aggregate(candles: Iterable[Candle], interval: Interval) -> list[Candle]:
     return joined
 
 
-class PastParts(NamedTuple):
-    """The parts from which another process rebuilds a past of the synthetic market."""
-
-    seed: int | None
-    symbols: Sequence[str]
-    rows: Mapping[str, SimulatedMarket]
-    span: range
-
-
 class SyntheticPast(SyntheticSource):
     """The seconds of `span` of the synthetic market, for a backtest."""
 
@@ -160,12 +150,6 @@ class SyntheticPast(SyntheticSource):
     ) -> None:
         super().__init__(seed, symbols, rows)
         self.span = span
-
-    @property
-    def parts(self) -> PastParts:
-        return PastParts(
-            None if self.seed is None else self.seed.value, tuple(self.markets), dict(self._rows), self.span
-        )
 
     @property
     def recordings(self) -> Mapping[str, "MarketMaker"]:
