@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 from interleavings.callers import Callers
+from interleavings.gaps import GapDatabase, run_as
 from interleavings.journal import Journal, JournaledAccounts
 from interleavings.outside import AgentsWebhook, Sink
-from support.gaps import GapDatabase, run_as
 from support.scripted import ScriptedSource, make_book, make_settings
 from support.tasks import ended
 from support.trading_floor import ScriptedProvider

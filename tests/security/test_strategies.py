@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from support.fault_benches import UNIT
+from support.process import ROOT
 
 from trader.agents.models_file import read_models
 from trader.agents.providers import confinement, strategy_process
@@ -351,7 +351,7 @@ async def test_a_confined_strategy_sees_its_modules_and_nothing_else_also_later(
     save()
     (open_folder / "later.py").unlink()
     hidden = tuple(
-        each.replace("PID", str(os.getpid()), 1).replace("CHECKOUT", str(UNIT.parents[2])).replace("SECRET", SECRET)
+        each.replace("PID", str(os.getpid()), 1).replace("CHECKOUT", str(ROOT)).replace("SECRET", SECRET)
         for each in HIDDEN
     )
     top = f"""
@@ -397,7 +397,7 @@ def test_the_unit_allows_the_namespaces_of_the_confinement() -> None:
     """As systemd 252 does with these lines; without @mount or one of the namespaces bubblewrap ends with an error."""
     unshared = {word.removeprefix("--unshare-") for word in confinement.NAMESPACES}
     unit = ConfigParser(interpolation=None)
-    unit.read(UNIT)
+    unit.read(ROOT / "scripts" / "packaging" / "trader.service")
     assert set(unit["Service"]["RestrictNamespaces"].split()) == {"user", "mnt", *unshared}
     assert "@mount" in unit["Service"]["SystemCallFilter"].split()
     assert "AF_NETLINK" in unit["Service"]["RestrictAddressFamilies"].split()  # starts the loopback of a network
