@@ -151,6 +151,11 @@ class Bench:
         """Trade until the service is killed."""
         await carry_on(service, self.storm, self.rng, self.rng.uniform(0.3, 2.0))
 
+    async def has_traded(self) -> bool:
+        """Return whether kills can have met trades."""
+        async with self.database.connection() as conn:
+            return bool(await conn.fetchval("SELECT count(*) > 3 FROM fills"))
+
     async def verify(self) -> None:
         """Repeat the orders in unkilled runs, of the candles and of the recording, and compare their rows."""
         storm, database = self.storm, self.database
@@ -172,7 +177,6 @@ class Bench:
             for table, each in expected.items():  # printed first, so that pytest shows it if they differ
                 print(table, *sorted(set(result[table]) ^ set(each))[:6], sep="\n  ")
             assert result == expected
-        assert len(result["fills"]) > 3, "kills that met no trade prove nothing"
         assert until > BEGIN + timedelta(seconds=10)
 
 
@@ -183,8 +187,10 @@ async def test_a_killed_replay_leaves_the_rows_of_an_unkilled_one(
     bench = Bench(tmp_path, dsn, database, latency_ms)
     await bench.prepare()
     async with aiohttp.ClientSession() as http:
-        for _ in range(ROUNDS):
+        rounds = 0
+        while rounds < ROUNDS or not await bench.has_traded():  # a busy machine fills few orders in a life
             await bench.trade(await bench.start(http))
+            rounds += 1
         service = await bench.start(http)
         assert await service.stop() == 0
         assert not service.traceback()
@@ -198,7 +204,9 @@ async def test_a_standby_continues_a_replay_where_its_leader_was_killed(
     await bench.prepare()
     async with aiohttp.ClientSession() as http:
         leader = await bench.start(http)
-        for _ in range(max(1, ROUNDS // 3)):
+        rounds = 0
+        while rounds < max(1, ROUNDS // 3) or not await bench.has_traded():
+            rounds += 1
             standby = await bench.start(http)
             assert await standby.role() == "standby"
             await bench.trade(leader)
