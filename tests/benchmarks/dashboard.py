@@ -27,7 +27,8 @@ from support.process import ServiceProcess, serving
 from trader.agents.models_file import ModelEntry
 from trader.commands.models_seed import sample_models
 from trader.composition.external import make_source
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.core.files import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.settings.settings import Settings
 
 FIRST_CHART_MS: Final = 1000.0
