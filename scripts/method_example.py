@@ -3,7 +3,7 @@
     scripts/method_example FOLDER
 
 FOLDER has the 1-minute candles of BTC, ETH and SOL for January 2025 as Binance kline files. The example's traders are
-derived from the candles alone; intervals, verdicts, luck, replicates, fingerprint and chain are computed by the same
+derived from the candles alone; intervals, verdicts, replicates, fingerprint and chain are computed by the same
 functions as in the service.
 """
 
@@ -28,10 +28,9 @@ from trader.core.canonical_json import canonical_json
 from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
 from trader.core.intervals import ConfidenceInterval, percent_interval
-from trader.market.domain.markets import MARKETS, Candle
+from trader.market.domain.markets import Candle
 from trader.market.sources.files import find_files, read_market
 from trader.portfolio.domain.evidence import Statement, compare, judge_family, state_return
-from trader.portfolio.domain.luck import ComparedPeriod, Costs, MarketPrices, OwnTrade, try_luck
 from trader.portfolio.domain.returns import ReturnSeries, holding_nothing, split_variance
 from trader.record.domain.chain import NO_PAYLOAD, Anchor, ChainChecker, ChainLink, link_digest
 
@@ -44,10 +43,10 @@ FORGOTTEN: Final = 0.1
 
 
 class Trader(NamedTuple):
-    """A trader of the example: its hourly returns and its completed trades."""
+    """A trader of the example: its hourly returns and the number of its completed trades."""
 
     series: ReturnSeries
-    trades: Sequence[OwnTrade]
+    trades: int
 
 
 def read_hours(folder: Path) -> dict[str, list[Candle]]:
@@ -87,22 +86,18 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
     It randomly forgets one decision in ten.
     """
     rng = Random(seed)
-    returns, trades = [], []
-    is_long, entered = False, 0
+    returns, trades, is_long = [], 0, False
     for hour, candle in enumerate(candles):
         value = 0.0
         if hour >= LOOKBACK_HOURS and rng.random() >= FORGOTTEN:
             wanted = candles[hour - 1].close > candles[hour - LOOKBACK_HOURS].open
             if wanted != is_long:
                 value += math.log(1 - FEE)
-                if is_long:
-                    trades.append(OwnTrade("BTC", True, 1.0, (hour - entered) * HOUR))
-                is_long, entered = wanted, hour
+                trades += is_long
+                is_long = wanted
         after = candles[hour + 1].open if hour + 1 < len(candles) else candle.close
         returns.append(value + (math.log(after / candle.open) if is_long else 0.0))
-    if is_long:
-        trades.append(OwnTrade("BTC", True, 1.0, (len(candles) - entered) * HOUR))
-    return Trader(ReturnSeries(candles[0].open_time, np.array(returns)), trades)
+    return Trader(ReturnSeries(candles[0].open_time, np.array(returns)), trades + is_long)
 
 
 def show_interval(name: str, statement: Statement) -> None:
@@ -122,19 +117,6 @@ def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
         print(f"to {name}: {_span(statement.interval_percent)} (one look); {verdict.word}")
         print(f"  p {statement.p_value:.3f}, corrected {verdict.p_value:.3f}")
         print(f"  {verdict.why}")
-
-
-def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
-    """Print the results of random traders with the same trades."""
-    prices = {"BTC": MarketPrices(candles, HOUR, [0.0] * len(candles))}
-    costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
-    values = trader.series.values
-    period = ComparedPeriod(math.exp(float(values.sum())), len(values))
-    luck = try_luck(trader.trades, period, prices, costs, HOUR, seed=0)
-    assert not isinstance(luck, str), luck
-    print(f"luck: {luck.trades} positions made {luck.return_percent:+.2f} %")
-    print(f"  95 % of random traders with the same trades: {luck.low_percent:+.2f} to {luck.high_percent:+.2f} %")
-    print(f"  {luck.quantile_percent:.1f} % of them made less; p value of the result {luck.p_value:.3f}")
 
 
 def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
@@ -218,9 +200,8 @@ def show(folder: Path) -> None:
     print(f"period: {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     for cutoff in (date(2024, 10, 31), date(2025, 6, 30), None):
         print(f"  a model with training cutoff {cutoff or 'not stated'}: {contamination(cutoff, start)}")
-    show_interval("follower", state_return(first.series, len(first.trades)))
+    show_interval("follower", state_return(first.series, first.trades))
     show_verdicts(first, {"holding nothing": holding_nothing(first.series), "buy and hold": hold(hours)})
-    show_luck(first, btc)
     show_replicates({str(number): trader.series for number, trader in enumerate((first, *others))})
     show_chain(show_entrant(start))
 

@@ -68,7 +68,7 @@ def test_nothing_is_written_through_a_link(folder: Path, name: str) -> None:
 def test_json_is_read_to_a_depth(text: bytes) -> None:
     began = time.monotonic()
     with pytest.raises(msgspec.DecodeError):
-        decode_json(text, object)  # type: ignore[type-abstract]
+        decode_json(text, object)
     assert time.monotonic() - began < 5
     assert decode_json(b'[["' + b"[" * 99 + b'"]' + b",[]" * 99 + b"]", list[object])
 

@@ -303,8 +303,8 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     if provider in CODE_PROVIDERS:
         given = (name for name in AI_FIELDS if values.get(name, {}) != {})
         yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
-    if "params" in values and provider != "strategy":
-        yield Issue(("params",), "only a strategy has parameters")
+    if provider != "strategy":
+        yield from (Issue((name,), "only a strategy has it") for name in ("params", "network") if name in values)
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"unknown provider {provider!r}; expected one of {', '.join(providers)}")
@@ -391,7 +391,7 @@ def _strategy_issues(values: Any, folder: Path) -> Iterator[Issue]:
         yield Issue(("router_model",), f"expected a file in the folder of this one; {name!r} is outside of it")
         return
     absolute = f"{path}:{class_name}" if name else reference
-    if problems := check_strategy(absolute, params):
+    if problems := check_strategy(absolute, params, network=values.get("network") is True):
         yield from (Issue(("router_model",), problem) for problem in problems)
     else:
         values["router_model"] = absolute

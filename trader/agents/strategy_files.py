@@ -45,6 +45,8 @@ DECISIONS_MAX: Final = 100
 
 SERIES_NAME_MAX: Final = 40
 
+DEADLINE_MAX_S: Final = 600
+
 _ONE_VALUE: Final = (
     "a run has one value of each; a sweep of the command has several: each in a --param of its own, or as a range such "
     "as 10..50:10"
@@ -381,8 +383,8 @@ def _check_attributes(file: Path, inner: Strategy) -> None:
         problems.append(
             f"warm_up is {inner.warm_up!r}; it must be a whole number of candles from 0 to history, {inner.history}"
         )
-    if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= 600:
-        problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most 600 seconds")
+    if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= DEADLINE_MAX_S:
+        problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most {DEADLINE_MAX_S} seconds")
     if problems:
         raise SettingsError([f"{file}: {type(inner).__name__}.{problem}" for problem in problems])
 

@@ -144,7 +144,7 @@ def unknown_command(words: Sequence[str]) -> str | None:
         return None
     near = difflib.get_close_matches(wrong, allowed, n=1)
     hint = f"did you mean `trader {near[0]}`?" if near else f"there are: {', '.join(allowed)}."
-    return f"trader: there is no command {wrong!r}; {hint}"
+    return f"there is no command {wrong!r}; {hint}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -288,11 +288,11 @@ def show(text: str, *, on_stderr: bool = False) -> None:
     print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
 
 
-def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> None:
+def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool, prefix: str = "") -> None:
     """Print why a command failed on standard error and, with `as_json`, as one JSON object on standard output."""
-    show("\n".join([f"{text:.2000}", *(f"  {problem:.2000}" for problem in problems)]), on_stderr=True)
+    show("\n".join([f"{prefix}{text:.2000}", *(f"  {problem:.2000}" for problem in problems)]), on_stderr=True)
     if as_json:
-        error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
+        error = {"error": {"message": text, "problems": list(problems)}}
         show(encode(error).decode())
 
 

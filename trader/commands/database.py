@@ -15,7 +15,8 @@ import asyncpg
 
 from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
 from trader.core.errors import StartError
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.leadership import select_leader_schedulers
 from trader.database.pool import Connection, Database, place
 from trader.database.schema import apply_schema, open_database, select_schema_version

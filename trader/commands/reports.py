@@ -13,7 +13,6 @@ from trader.core.files import replace_file
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
 from trader.portfolio.evidence import last_whole_hour, make_report
-from trader.portfolio.luck import NoLuck
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import read_accounts
 from trader.seasons import drift_page as drift_report
@@ -73,7 +72,7 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
     runs = await current.refresh()
     async with target.reading() as conn:
         models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
-    evidence = await make_report(models, runs, current.baselines, NoLuck(), until, accounts=past)
+    evidence = await make_report(models, runs, current.baselines, until, accounts=past)
     return SeasonReport(name, make_standings(accounts, hours), unvalued, trades, evidence)
 
 

@@ -159,6 +159,7 @@ async def _close(folder: Path, form: Format, target: TargetDatabase, season: Sea
         write_files(folder, judged, form)
         card = make_card(judged, digest_files(folder, form))
         encoded = msgspec.json.format(msgspec.json.encode(card))
+        msgspec.json.decode(encoded, type=Card)  # the season closes only with a card that matches its schema
         (folder / CARD).write_bytes(encoded)
         result = SeasonResult(
             until=iso(until),

@@ -279,4 +279,6 @@ def extra(module: str, of: str = "results") -> Any:
         return importlib.import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[{of}]'"]) from None
+        raise SettingsError(
+            [f"{name} is not installed, which this needs: pip install 'trader-service[{of}]'"]
+        ) from None

@@ -182,7 +182,7 @@ class SeasonRows(NamedTuple):
 
 def rows_of(basis: Basis) -> SeasonRows:
     """Return the rows of a season in the form of a service's statistics."""
-    tables, until, season = basis.tables, basis.until, basis.season
+    tables, until = basis.tables, basis.until
     parts = {key: [PositionPart(**row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
     hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
     runs: dict[str, RunStatistics] = {}
@@ -204,7 +204,6 @@ def rows_of(basis: Basis) -> SeasonRows:
                 totals=totals,
                 entrant=record,
                 number=int(row["number"]),
-                season=season.number,
                 until=until,
                 leverage=row["leverage"],
             )
@@ -213,7 +212,7 @@ def rows_of(basis: Basis) -> SeasonRows:
         run.set_hours([_hour(account_id, **each) for each in hours.get(account_id, ())])
         run.add_trades(_trades(parts.get(account_id, ()), until))
         run.open = [
-            OpenPosition(account_id, part.symbol, part.is_long, Decimal(str(part.entry_notional)), part.opened_at)
+            OpenPosition(account_id, Decimal(str(part.entry_notional)), part.opened_at)
             for part in parts.get(account_id, ())
             if part.closed_at is None
         ]
@@ -299,7 +298,6 @@ def _trades(parts: Iterable[PositionPart], until: datetime) -> list[RunTrade]:
             confidence=None,
             opened_at=part.opened_at,
             closed_at=part.closed_at or until,
-            symbol=part.symbol,
         )
         for number, part in enumerate(closed)
     ]

@@ -17,12 +17,11 @@ from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-import asyncpg
-
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.files import open_regular
 from trader.database.embedded.binaries import Binaries, system_binaries, wheel_binaries
+from trader.database.pool import connect_alone
 
 _CHUNK_BYTES: Final = 1 << 20
 _PROGRAMS: Final = ("pg_dump", "pg_restore")
@@ -120,7 +119,7 @@ async def back_up(dsn: str, file: Path, schema: str) -> None:
 
     :raises StartError: it cannot be dumped or written
     """
-    conn = await asyncpg.connect(dsn)
+    conn = await connect_alone(dsn)
     try:
         major = conn.get_server_version().major
     finally:

@@ -22,7 +22,6 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
 from trader.core.files import open_regular
-from trader.core.money import divide
 from trader.market.domain.markets import canonical_symbol
 
 _COLUMN_COUNTS: Final = (6, 12)
@@ -51,6 +50,13 @@ _BLANK_MAX: Final = 1_000
 
 _CANDLES_MAX: Final = 20_000_000
 """Rows of one file: 38 years of minutes."""
+
+
+class PublishedRate(NamedTuple):
+    """A published funding rate of a whole interval, in hours."""
+
+    rate: Decimal
+    interval: int
 
 
 class FileRow(NamedTuple):
@@ -153,12 +159,9 @@ def _is_unpacked(path: Path) -> bool:
     return path.suffix == ".zip" and path.with_suffix(".csv").is_file()
 
 
-def read_funding(paths: list[Path]) -> dict[int, Decimal]:
-    """Return the hourly rate for each hour since 1970 that one market's files cover.
-
-    A published rate is spread evenly over the hours of its interval, from its publication on: nobody knows it earlier.
-    """
-    rates: dict[int, Decimal] = {}
+def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
+    """Return the published rates of one market's files by hour since 1970. An hour with two rates is rejected."""
+    rates: dict[int, PublishedRate] = {}
     for path in paths:
         last_hour: int | None = None
         for number, line in _lines(path):
@@ -170,20 +173,22 @@ def read_funding(paths: list[Path]) -> dict[int, Decimal]:
                     _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
                 continue
             try:
-                hour, interval, rate = _funding_row(fields)
+                hour, published = _funding_row(fields)
             except ValueError as error:
                 _refuse(path, number, str(error))
             if last_hour is not None and hour <= last_hour:
                 _refuse(path, number, "its time is not after the previous row's")
+            if hour in rates:
+                _refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
             last_hour = hour
-            rates.update(dict.fromkeys(range(hour, hour + interval), divide(rate, Decimal(interval))))
+            rates[hour] = published
         if last_hour is None:
             _refuse(path, 1, "no funding rates")
     return rates
 
 
-def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
-    """Return the hour since 1970, the interval in hours and the rate. Raise `ValueError` with the reason."""
+def _funding_row(fields: list[str]) -> tuple[int, PublishedRate]:
+    """Return the hour since 1970 and the rate published for it. Raise `ValueError` with the reason."""
     hour, late = divmod(_time(fields[0])[0], 60)
     if late > _FUNDING_LATE:
         raise ValueError(f"the time {fields[0]} is not on the hour")
@@ -193,7 +198,7 @@ def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
     rate = Decimal(fields[2].strip())
     if abs(rate) > _RATE_MAX:
         raise ValueError(f"the rate {rate} is beyond ±{_RATE_MAX}")
-    return hour, int(fields[1]), rate
+    return hour, PublishedRate(rate, int(fields[1]))
 
 
 def read_market(paths: list[Path]) -> Minutes:
