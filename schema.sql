@@ -380,7 +380,7 @@ CREATE TABLE IF NOT EXISTS orders (
     net_pnl            amount ,
     insurance          amount  NOT NULL DEFAULT 0 CHECK (insurance >= 0),
     close_reason       text CHECK (close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                    'liquidation', 'reset', 'operator')),
+                                                    'liquidation', 'reset', 'operator', 'ended')),
     closing            text CHECK (closing IN ('stop', 'invalidation', 'target', 'time')),
     closing_at         timestamptz,
     stop               amount  CHECK (stop > 0),
@@ -474,7 +474,7 @@ CREATE TABLE IF NOT EXISTS fills (
     liquidation_fee amount  NOT NULL CHECK (liquidation_fee >= 0),
     maker           boolean NOT NULL,
     cause           text NOT NULL CHECK (cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                   'liquidation', 'reset', 'operator')),
+                                                   'liquidation', 'reset', 'operator', 'ended')),
     created_at      timestamptz NOT NULL,
     PRIMARY KEY (account_id, sequence),
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id),
@@ -668,25 +668,6 @@ CREATE TABLE IF NOT EXISTS strategy_states (
     model_id   text PRIMARY KEY REFERENCES models ON DELETE CASCADE,
     state      jsonb NOT NULL,
     decided_at timestamptz NOT NULL
-);
-
--- The latest comparison of an entrant with random traders in a run (the figures of `luck` in getEvidence), made when it
--- was `hours` hours old. Computing it takes seconds, so a restart reads it.
-CREATE TABLE IF NOT EXISTS luck (
-    run_id           uuid NOT NULL REFERENCES runs,
-    entrant          integer NOT NULL CHECK (entrant >= 0),
-    hours            integer NOT NULL CHECK (hours > 0),
-    looks            integer NOT NULL CHECK (looks > 0),
-    traders          integer NOT NULL CHECK (traders > 0),
-    trades           integer NOT NULL CHECK (trades > 0),
-    return_percent   double precision NOT NULL,
-    quantile_percent double precision NOT NULL,
-    p_value          double precision NOT NULL,
-    low_percent      double precision NOT NULL,
-    median_percent   double precision NOT NULL,
-    high_percent     double precision NOT NULL,
-    season           integer NOT NULL DEFAULT 0,  -- 0: the whole run
-    PRIMARY KEY (run_id, entrant, season)
 );
 
 -- Halts, in force until lifted: no new positions for the account or, without an account, for all.

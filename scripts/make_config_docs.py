@@ -63,9 +63,8 @@ def _steps(rule: Liquidation) -> str:
     if rule.cooldown_s:
         text += f" or within {rule.cooldown_s} s after a partial step"
     text += f"; until equity > {rule.until} × maintenance"
-    if rule.backstop is not None:
-        text += f"; below {rule.backstop:.4f} × maintenance a liquidator takes over everything"
-    return text
+    limit = f"{rule.backstop:.4f} × maintenance" if rule.backstop else "0"
+    return f"{text}; below {limit} a liquidator takes over everything"
 
 
 def market_table() -> str:

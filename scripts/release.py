@@ -73,8 +73,10 @@ def lock_inputs(extra: str | None = None) -> dict[str, Any]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
     service = [*project["dependencies"], *pyproject["build-system"]["requires"]]
-    dependencies = service if extra is None else project["optional-dependencies"][extra]
-    return {"python": project["requires-python"], "dependencies": dependencies}
+    if extra is None:
+        return {"python": project["requires-python"], "dependencies": service}
+    dependencies, overrides = project["optional-dependencies"][extra], pyproject["tool"]["uv"]["override-dependencies"]
+    return {"python": project["requires-python"], "dependencies": dependencies, "overrides": overrides}
 
 
 def lock_header(extra: str | None = None) -> str:
@@ -94,7 +96,19 @@ def lock(file: Path, extra: str | None = None, *, upgrade: bool) -> None:
         python = inputs["python"].removeprefix(">=")
         options = ["--universal", "--python-version", python, "--generate-hashes", "--no-annotate", "--no-header"]
         constraint: list[str | Path] = [] if extra is None else ["--constraint", LOCK]
-        _run(BIN / "uv", "pip", "compile", "--quiet", *options, *constraint, "--output-file", locked, asked)
+        _run(
+            BIN / "uv",
+            "--directory",
+            ROOT,
+            "pip",
+            "compile",
+            "--quiet",
+            *options,
+            *constraint,
+            "--output-file",
+            locked,
+            asked,
+        )
         file.write_text(lock_header(extra) + locked.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"{file.relative_to(ROOT)}: {len(re.findall('^[a-z].*==', file.read_text(), re.MULTILINE))} packages")
 
@@ -127,7 +141,7 @@ def build(folder: Path) -> None:
         BIN / "cyclonedx-py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application",
         "--output-reproducible", "--of", "JSON", "-o", bill,
     )  # fmt: skip
-    (wheel,) = folder.glob("trader-*.whl")
+    (wheel,) = folder.glob("trader_service-*.whl")
     content = json.loads(bill.read_bytes())
     content["metadata"]["component"]["version"] = wheel.name.split("-")[1]  # pyproject.toml does not have it
     bill.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

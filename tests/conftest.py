@@ -22,7 +22,6 @@ import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from trader.__main__ import main
-from trader.api import rpc
 from trader.database.embedded.binaries import Binaries, system_binaries
 from trader.database.embedded.folders import SERVICE_ROLE
 from trader.database.embedded.server import EmbeddedPostgres
@@ -41,7 +40,8 @@ DO $$ BEGIN CREATE ROLE {OWNER} LOGIN PASSWORD '{OWNER}';
 EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$
 """
 
-rpc.CHECKS_EVERY_OUTPUT = True
+_STATE = tempfile.TemporaryDirectory(prefix="trader-test-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name  # the marks of the folders that tests make
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`; processes that tests start would inherit it
     signal.signal(signal.SIGHUP, lambda *_: None)

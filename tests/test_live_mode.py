@@ -52,4 +52,4 @@ def test_live_needs_the_venues_sdk(
     for name, value in {**LIVE, "DATABASE_URL": dsn, "LIVE_CONFIRM": "7"}.items():
         monkeypatch.setenv(name, value)
     assert main([]) == 1
-    assert "TRADING_MODE=live needs the venue's SDK: pip install 'trader[live]'" in capsys.readouterr().err
+    assert "TRADING_MODE=live needs the venue's SDK: pip install 'trader-service[live]'" in capsys.readouterr().err

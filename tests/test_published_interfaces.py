@@ -14,7 +14,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final = ("trader", "scripts", "tests")
-OURS: Final = frozenset({"trader", "scripts", "tests", "support", "benchmarks"})
+OURS: Final = frozenset({"trader", "scripts", "tests", "support", "tools", "benchmarks"})
 
 BASES: Final = frozenset(
     {

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -93,3 +93,78 @@ def test_a_domain_imports_only_domains_and_the_core() -> None:
         for name in imported(tree)
         if allowed.match(name) is None
     } == set()
+
+
+BEGINS: Final = {"create_task", "ensure_future", "Thread", "spawn", "run_coroutine_threadsafe"}
+AWAITED: Final = {
+    "trader/app.py": "the service waits for all of them, and ends with their errors",
+    "trader/api/state_broadcast.py": "a load, whose error is read",
+    "trader/backtest/execution.py": "awaited at once",
+    "trader/core/logs.py": "the log's own thread, which no failure of its stream ends",
+    "trader/core/tasks.py": "the owner of all others",
+    "trader/database/embedded/dumps.py": "awaited with the process",
+    "trader/exam/run.py": "awaited together",
+    "trader/exchange/accounts.py": "awaited by the caller, or logged without one",
+    "trader/live/lighter/source.py": "its error is read",
+    "trader/record/anchor_sinks.py": "a thread whose outcome is awaited",
+}
+"""The modules that start tasks and threads themselves, and how they notice their ends."""
+
+
+def test_every_task_and_thread_has_an_owner_that_notices_its_end() -> None:
+    """`core/tasks.py`, a task group, or what the table above says."""
+    found, groups = set(), {"group", "tasks"}
+    for module, tree in modules():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if name in BEGINS:
+                    found |= set() if owner in groups else {module}
+                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in BEGINS:
+                    found.add(module)
+    assert found == AWAITED.keys()
+
+
+def targets(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module assigns outside itself: the names of attributes of modules of trader, at its top level."""
+    imports = {alias.asname or alias.name.split(".")[0]: node for node in ast.walk(tree) for alias in names_of(node)}
+    for node in ast.iter_child_nodes(tree):
+        for part in ast.walk(node) if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+            match part:
+                case ast.Attribute(value=ast.Name(id=owner), attr=name, ctx=ast.Store()) if owner in imports:
+                    yield f"{owner}.{name}"
+                case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=owner), *_]) if owner in imports:
+                    yield f"setattr({owner})"
+
+
+def names_of(node: ast.AST) -> Sequence[ast.alias]:
+    match node:
+        case ast.Import(names=names) if names[0].name.startswith("trader"):
+            return names
+        case ast.ImportFrom(module=str(module), names=names) if module.startswith("trader"):
+            return names
+    return ()
+
+
+def switches(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module does otherwise in tests: a switch, a look for tests, or an assertion that does not narrow."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id="__debug__") | ast.Attribute(value=ast.Name(id="sys"), attr="flags"):
+                yield f"line {node.lineno}: __debug__ or the like"
+            case ast.Constant(value=str(text)) if re.search(r"pytest|PYTEST|TRADER_TEST|\bTESTING\b|unittest", text):
+                yield f"line {node.lineno}: {text}"
+            case ast.Assert(test=test) if any(isinstance(each, ast.Await | ast.NamedExpr) for each in ast.walk(test)):
+                yield f"line {node.lineno}: an assertion that does something, which python -O leaves out"
+    for node in getattr(tree, "body", ()):
+        match node:
+            case ast.Assign(value=ast.Constant(value=bool())) | ast.AnnAssign(value=ast.Constant(value=bool())):
+                yield f"line {node.lineno}: a switch"
+            case ast.Assert():
+                yield f"line {node.lineno}: a check at import, which python -O leaves out"
+
+
+def test_what_runs_in_production_is_what_runs_in_tests() -> None:
+    assert not {module: found for module, tree in modules() if (found := [*switches(tree)])}
+    files = [*(ROOT / "tests").rglob("conftest.py"), *(ROOT / "tests" / "support").glob("*.py")]
+    trees = {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    assert not {file: found for file, tree in trees.items() if (found := [*targets(tree)])}

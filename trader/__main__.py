@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from trader.commands.command import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_WRONG_SETTINGS,
+    exit_after_error,
     load,
     make_parser,
     print_error,
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load(words[0])
     as_json = "--json" in words
     if (problem := unknown_command(words)) is not None:
-        print_error(problem, as_json=as_json)
+        print_error(problem, as_json=as_json, prefix="trader: ")
         return EXIT_WRONG_SETTINGS
     parser = make_parser(DESCRIPTION, settings_help())
     parser.add_argument("--version", action="version", version=program_version())
@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
     except ArgumentsError as error:
         show(error.usage.rstrip(), on_stderr=True)
-        print_error(f"trader: {error}", as_json=as_json)
+        print_error(str(error), as_json=as_json, prefix="trader: ")
         return EXIT_WRONG_SETTINGS
     except SettingsError as error:
         print_error("The settings are wrong:", error.problems, as_json=as_json)
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
-        print_error(f"trader: {error}", as_json=as_json)
-        return EXIT_FAILED
+        print_error(str(error), as_json=as_json, prefix="trader: ")
+        return exit_after_error(options.run)
     except KeyboardInterrupt:
         show("\ninterrupted", on_stderr=True)
         return EXIT_INTERRUPTED

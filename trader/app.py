@@ -6,9 +6,10 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -34,10 +35,10 @@ from trader.api.streams import BROADCASTERS
 from trader.backtest.history import write_demo_history
 from trader.composition.external import check_external, open_external
 from trader.composition.service import Service, make_service
+from trader.core import tasks
 from trader.core.errors import StartError, Unavailable
 from trader.core.schedulers import describe_error
 from trader.database.embedded.server import EmbeddedPostgres
-from trader.exam import served_exams
 from trader.operations.access import Access
 from trader.operations.alarms import Alarms, ClockWatch, send_heartbeats
 from trader.operations.domain.alarms import Alarm, AlarmCause
@@ -66,7 +67,7 @@ async def serve(settings: Settings, supervisor: Supervisor) -> None:
     async with AsyncExitStack() as stack:
         alarms = _open_alarms(settings, stack)
         stop = asyncio.create_task(_wait_for_stop(stopping, supervisor, alarms), name="stop signal")
-        stack.push_async_callback(_cancel, [stop])
+        stack.push_async_callback(tasks.end, stop)
         try:
             await _serve(settings, supervisor, alarms, stop)
         except Exception as error:
@@ -90,10 +91,10 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
             return
         stack.push_async_callback(service.leadership.resign)
-        tasks = [*_endless_tasks(service, external.server), stop]
+        endless = [*_endless_tasks(service, external.server), stop]
         ready = asyncio.create_task(_read_statistics(service), name="first statistics")
-        stack.push_async_callback(_cancel, [*tasks, ready])
-        await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
+        stack.push_async_callback(tasks.end, *endless, ready)
+        await asyncio.wait([*endless, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
         freeze_startup_objects()
@@ -103,9 +104,9 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         supervisor.notify(READY)
         alarms.add(Alarm(AlarmCause("start"), f"started as {service.leadership.role} ({mode})"))
         if supervisor.watchdog_s is not None:
-            tasks.append(asyncio.create_task(_keep_alive(supervisor, supervisor.watchdog_s), name="watchdog"))
-            stack.push_async_callback(_cancel, tasks[-1:])
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            endless.append(asyncio.create_task(_keep_alive(supervisor, supervisor.watchdog_s), name="watchdog"))
+            stack.push_async_callback(tasks.end, endless[-1])
+        done, _ = await asyncio.wait(endless, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends on its own; any other task ended with an error, which this raises
 
@@ -134,8 +135,8 @@ def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
     if settings.heartbeat_url is not None:
         heartbeat = Heartbeat(settings.heartbeat_url)
         stack.push_async_callback(heartbeat.close)
-        beats = send_heartbeats(heartbeat, settings.heartbeat_every_s, lambda: alarms.is_healthy)
-        stack.push_async_callback(_cancel, [asyncio.create_task(beats, name="dead-man pings")])
+        beats = partial(send_heartbeats, heartbeat, settings.heartbeat_every_s, lambda: alarms.is_healthy)
+        stack.push_async_callback(tasks.end, tasks.keep(beats, "dead-man pings"))
     return alarms
 
 
@@ -147,23 +148,24 @@ async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) ->
         if task.done():
             task.result()
             return True
+        stop.result()
         log.info("stopping before startup is complete")
         return False
     finally:
-        await _cancel([task])
+        await tasks.end(task)
 
 
 def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[asyncio.Task[Any]]:
     """Start the tasks that run as long as the service; if one ends, the process ends."""
-    tasks: list[asyncio.Task[Any]] = [
+    endless: list[asyncio.Task[Any]] = [
         asyncio.create_task(service.leadership.follow_market(), name="market feed"),
         asyncio.create_task(service.leadership.keep_role(), name="role"),
         asyncio.create_task(service.trading.operations.run(), name="operators"),
         asyncio.create_task(service.anchors.run(), name="anchors of the chain"),
     ]
     if server is not None:
-        tasks.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))
-    return tasks
+        endless.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))
+    return endless
 
 
 def freeze_startup_objects() -> None:
@@ -223,7 +225,6 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app.add_routes(streams.routes())
     app.add_routes(health.routes())
     app.add_routes(record.routes())
-    app.add_routes(served_exams.routes(settings))
     app.cleanup_ctx.extend([streams.run, health.watch])
     if settings.metrics == "on":
         app.add_routes(metrics.routes())
@@ -249,9 +250,3 @@ async def _listen(service: Service, settings: Settings, sockets: Sequence[socket
 async def _fail_with(server: EmbeddedPostgres) -> None:
     """Raise an error if the embedded server ends on its own: a supervisor restarts both."""
     raise StartError(f"the embedded PostgreSQL has ended unexpectedly: {await server.ended()}")
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)

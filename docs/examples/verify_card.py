@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -77,14 +78,20 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+NUMERAL = r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?"
+
+
 def cell(value: Any) -> str:
-    """Return a value as a table has it."""
+    """Return a value as a table has it: a text that a spreadsheet would execute is after an apostrophe."""
     if isinstance(value, datetime):
         milliseconds = round((value - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=1))
         return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03}Z"
     if isinstance(value, bool):
         return str(int(value))
-    return repr(float(value)) if isinstance(value, int | float | Decimal) else value or ""
+    if isinstance(value, int | float | Decimal):
+        return repr(float(value))
+    is_formula = re.match(r"[-=+@\t\r\n'＝＋－＠]", value or "") and not re.fullmatch(NUMERAL, value)
+    return f"'{value}" if is_formula else value or ""
 
 
 NUMBER, TIME = math.nan, "NaT"

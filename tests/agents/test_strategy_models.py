@@ -169,10 +169,11 @@ async def test_a_failing_or_hanging_process_loses_only_its_own_cycle(
 def test_the_models_file_accepts_a_strategy_next_to_it_and_names_its_mistakes(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN.replace("FAILURE", "pass"))
     file, row = tmp_path / "models.toml", 'id = "own"\nvariant = "Apex"\nprovider = "strategy"\n'
-    file.write_text(f'[[models]]\n{row}router_model = "own.py:Own"\nparams = {{symbol = "BTC"}}\n')
+    file.write_text(f'[[models]]\n{row}router_model = "own.py:Own"\nparams = {{symbol = "BTC"}}\nnetwork = true\n')
     (entry,) = read_models(file, None)
     assert entry.router_model == f"{tmp_path / 'own.py'}:Own"
     assert entry.configuration.params == {"symbol": "BTC"}
+    assert entry.configuration.network
     file.write_text(
         f'[[models]]\n{row}router_model = "own.py:Own"\nparams = {{size = 1}}\nprice = {{input = 1, output = 1}}\n'
     )

@@ -1,7 +1,7 @@
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -38,9 +38,11 @@ class Source:
 
 
 @asynccontextmanager
-async def running(source: Source, **options: float) -> AsyncIterator[StateBroadcaster]:
+async def running(
+    source: Source, last_id: Callable[[], str] = str, **options: float
+) -> AsyncIterator[StateBroadcaster]:
     spacings = StateOptions(**{"spacing_s": 0, "patch_spacing_s": 0, **options})  # type: ignore[arg-type]
-    broadcaster = StateBroadcaster("positions", source, options=spacings)
+    broadcaster = StateBroadcaster("positions", source, last_id, spacings)
     await broadcaster.start()
     try:
         yield broadcaster
@@ -426,6 +428,28 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
         assert await taken(subscriber) == b"data: 0\n\n"
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("form", [MessageForm(numbered=True), MessageForm(numbered=True, patched=True)])
+async def test_a_bug_in_sending_a_state_is_logged_and_the_next_state_is_sent(
+    caplog: pytest.LogCaptureFixture, form: MessageForm
+) -> None:
+    source, ids = Source(), {"last": "5f0c77d1-1"}
+    async with running(source, lambda: ids["last"]) as broadcaster:
+        subscriber = join(broadcaster, form=form)
+        assert b"data: 0" in await taken(subscriber)
+        last = ids.pop("last")
+        broadcaster.changed()
+        await until(lambda: broadcaster.failures == 1)
+        newcomer = join(broadcaster, form=form)
+        await newcomer.wait(5)
+        assert newcomer.ended
+        assert isinstance(newcomer.error, KeyError)
+        ids["last"], source.state = last, 3
+        broadcaster.changed()
+        assert b"data: 3" in await taken(subscriber)
+        assert b"data: 3" in await taken(join(broadcaster, form=form))
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True, True]
 
 
 async def test_a_hanging_load_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

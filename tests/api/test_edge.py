@@ -6,7 +6,7 @@ from pytest_aiohttp.plugin import AiohttpClient
 from support.served import AppClient, make_app
 
 from trader.api.requests import REQUESTS
-from trader.api.routes import Route
+from trader.api.routes import Documented, Route
 from trader.settings.settings import Settings
 
 LISTED = "https://app.example"
@@ -18,6 +18,7 @@ async def client(aiohttp_client: AiohttpClient) -> AppClient:
         return web.Response(text="a file")
 
     routes = [*Route("/api/files", head=True).get(answer), *Route("/page").get(answer)]
+    routes += Route("/api/said", responses={200: Documented("A text.", str)}).get(answer)
     return await aiohttp_client(make_app(routes, settings=Settings.load({"CORS_ORIGINS": LISTED}, None, demo=True)))
 
 
@@ -30,6 +31,8 @@ async def client(aiohttp_client: AiohttpClient) -> AppClient:
         ("POST", "/api/files", 405, "GET, HEAD", "files"),
         ("PROPFIND", "/api/files", 405, "GET, HEAD", "files"),
         ("HEAD", "/page", 405, "GET", "page"),
+        ("GET", "/api/said/", 200, None, "said"),
+        ("POST", "/api/said/", 405, "GET", "said"),
         ("OPTIONS", "/page", 405, "GET", "page"),
         ("GET", "/api/files/", 404, None, "unknown"),
         ("GET", "/files", 404, None, "unknown"),

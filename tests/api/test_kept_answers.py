@@ -46,7 +46,6 @@ from trader.operations.access import ANYBODY
 from trader.operations.alarms import Alarms
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
 
@@ -82,9 +81,7 @@ class PaperBench:
             context,
             portfolio=PortfolioService(database, *shared, context.settings),
             analytics=Analytics(database, *shared, CurrentRuns(database)),
-            evidence=Evidence(
-                database, CurrentRuns(database), LuckTable(database, context.market, context.settings), context.clock
-            ),
+            evidence=Evidence(database, CurrentRuns(database), context.clock),
             candles=Candles(database, context.market, context.settings),
         )
         target = rpc.Target(REGISTRY.procedures[name], BodyStyle.PLAIN)

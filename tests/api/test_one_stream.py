@@ -13,12 +13,13 @@ from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.records import START
 from support.served import make_stream_app
+from support.sse import workflow_step
 from support.waiting import until
 
 from trader.api import streams
 from trader.api.broadcast import EVENTS_MAX, EventRing
 from trader.core.errors import Unavailable
-from trader.core.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
+from trader.core.events import EventBus, LeadershipChanged, MarketChecked
 
 STATES = ("positions", "trades", "conversations", "portfolio", "candles")
 PATIENCE_S = 60.0
@@ -41,7 +42,7 @@ class Service:
         return b"[%d]" % self.loads
 
     def step(self, number: int) -> None:
-        self.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "m", "step": number}))
+        self.events.publish(workflow_step(START, number))
 
 
 @asynccontextmanager
@@ -98,10 +99,8 @@ async def test_every_event_has_the_name_of_its_stream_and_an_id() -> None:
         assert {name for name, _ in first} == {"connected", *STATES}
         assert re.fullmatch(r"[0-9a-f]{8}-0", reader.last_id)
         service.step(1)
-        assert await reader.event() == (
-            "workflow:step",
-            {"modelId": "m", "step": 1, "type": "workflow:step", "timestamp": "2026-03-04T00:00:00.000Z"},
-        )
+        data = {**workflow_step(START, 1).details, "type": "workflow:step", "timestamp": "2026-03-04T00:00:00.000Z"}
+        assert await reader.event() == ("workflow:step", data)
         assert reader.last_id.endswith("-1")
         service.events.publish(MarketChecked(START))
         assert {name for name, _ in await reader.events(2)} == {"positions", "portfolio"}

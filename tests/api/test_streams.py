@@ -8,7 +8,8 @@ import weakref
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from decimal import Decimal
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -16,8 +17,11 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 from support.run_profile import is_nightly
 from support.served import make_stream_app
+from support.sse import RUN, workflow_step
 from support.waiting import turns, until
 
+from trader.agents.calls import EndedBy
+from trader.api.schemas.models import FinishedStatus
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Broadcasters, Timing
 from trader.core.errors import Unavailable
@@ -222,13 +226,14 @@ async def test_each_event_reaches_its_streams() -> None:
         await updates("trades")
         service.events.publish(ConversationsChanged(at=START, model_id="apex"))
         await updates("positions", "conversations")
-        service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "step": 2}))
+        step = workflow_step(START, 2)
+        service.events.publish(step)
         at = "2025-01-01T12:00:00.000Z"
         for kind, details in (
             ("positions:changed", {"accountIds": ["apex", "default"]}),
             ("trades:changed", {"accountIds": ["apex"]}),
             ("conversations:changed", {"modelId": "apex"}),
-            ("workflow:step", {"modelId": "apex", "step": 2}),
+            (step.type, step.details),
         ):
             assert await clients["workflow"].event() == (kind, {"type": kind, "timestamp": at, **details})
         assert [service.sources[name].loads for name in STATES] == [4, 2, 2, 2, 2]
@@ -241,27 +246,57 @@ async def test_each_event_reaches_its_streams() -> None:
 async def test_an_agents_steps_and_reasons_are_sent_as_they_come(is_relayed: bool) -> None:
     """On the stream of the conversations, without loading them; a note to itself is not such a part."""
     parts = [{"kind": "step", "title": "plan", "text": "look at ETH"}, {"text": "it trends"}]
-    run = {"modelId": "scout", "modelName": "Scout", "modelVariant": "Apex", "invocationId": "6f1b"}
     async with serving() as service, streaming(service, "conversations") as client:
         await client.event()
         loads = service.sources["conversations"].loads
         for decision in ({"text": "mind the gap"}, {"parts": parts}):
-            details = {**run, "number": 1, "callType": "NOTE", "status": "ok", "decisions": [decision], "results": []}
+            details = {**RUN, "number": 1, "callType": "NOTE", "status": "ok", "decisions": [decision], "results": []}
             if is_relayed:  # as a follower reads them
                 details = msgspec.json.decode(msgspec.json.encode(details), type=dict[str, msgspec.Raw])
             service.events.publish(WorkflowProgress("workflow:call", START, details))
         name, data = await client.event()
-        assert (name, data) == ("note", {**run, "parts": parts})
+        assert (name, data) == ("note", {**RUN, "parts": parts})
         assert service.sources["conversations"].loads == loads
 
 
-async def test_an_unencodable_detail_harms_no_subscriber(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": object()},
+        {"step": Decimal("NaN")},
+        {"step": "1"},
+        {"modelVariant": "Nobody"},
+        {"inputTokens": 1.5},
+        {"toolNames": [1]},
+        {"text": "\ud800"},
+    ],
+)
+async def test_an_event_that_does_not_match_its_schema_is_logged_and_not_sent(
+    caplog: pytest.LogCaptureFixture, wrong: dict[str, object]
+) -> None:
     async with serving() as service, streaming(service, "workflow") as client:
         await client.event()
-        service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": object()}))
-        service.events.publish(WorkflowProgress("workflow:complete", START, {"modelId": "apex"}))
-        assert (await client.event())[0] == "workflow:complete"
-    assert "workflow event workflow:step cannot be encoded" in caplog.text
+        service.events.publish(workflow_step(START, 1, **wrong))
+        service.events.publish(workflow_step(START, 2))
+        _, data = await client.event()
+        assert data["step"] == 2
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info is not None
+
+
+async def test_a_run_may_end_in_every_way_that_the_service_knows() -> None:
+    ends = [("workflow:complete", {"status": "completed", "endedBy": end}) for end in get_args(EndedBy)]
+    ends += [
+        ("workflow:failed", {"status": status, "failureReason": "why"})
+        for status in get_args(FinishedStatus)
+        if status != "completed"
+    ]
+    async with serving() as service, streaming(service, "workflow") as client:
+        await client.event()
+        for kind, details in ends:
+            service.events.publish(WorkflowProgress(kind, START, {**RUN, "steps": 1, "toolCalls": 1, **details}))  # type: ignore[arg-type]
+            name, data = await client.event()
+            assert (name, details.items() - data.items()) == (kind, set())
 
 
 @pytest.mark.parametrize("name", ["positions", "workflow"])
@@ -430,7 +465,7 @@ async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
         await client.event()
         text = "long " * 2000
         for _ in range(200):  # 2 MB, more than sockets and backlog hold
-            service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "text": text}))
+            service.events.publish(workflow_step(START, 1, text))
             await turns(1)
         assert service.broadcasters.workflow.dropped == 1
         await service.emptied()

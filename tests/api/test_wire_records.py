@@ -3,15 +3,16 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 import pytest
+from msgspec import Meta
 from support.records import FILL, make_model
 
 from trader.api.schemas.analytics import IntervalPercent, Replicates, ReplicatesRow
-from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire
+from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire, decoder_of, encoded
 from trader.api.schemas.trades import TradeFillView
 from trader.core.intervals import ConfidenceInterval
 from trader.portfolio.domain.returns import ReplicateNoise
@@ -106,3 +107,53 @@ def test_records_of_named_tuples_fit_their_types(record: Wire, expected: dict[st
 def test_the_noise_of_replicates_fits_its_type() -> None:
     sent = ENCODER.encode(Replicates.from_attributes(NOISE))
     assert msgspec.json.decode(sent, type=Replicates).model_ids == ["ada", "eve"]
+
+
+class Inner(Wire):
+    share: Annotated[float, Meta(ge=0, le=1)] | None
+
+
+class Outer(Wire):
+    name: str
+    count: int
+    amount: Decimal | None
+    inner: list[Inner]
+    notes: dict[str, Any]
+
+
+RIGHT: dict[str, Any] = {
+    "name": "a",
+    "count": 1,
+    "amount": Decimal("0.10"),
+    "inner": (Inner(share=0.5), Inner(share=None)),
+    "notes": {"x": None},
+}
+
+
+def test_an_output_that_matches_its_type_is_encoded() -> None:
+    text = b'{"name":"a","count":1,"amount":0.10,"inner":[{"share":0.5},{"share":null}],"notes":{"x":null}}'
+    assert encoded(Outer(**RIGHT), decoder_of(Outer)) == text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": 1},
+        {"name": None},
+        {"name": UNSET},  # the field is missing
+        {"count": "1"},
+        {"count": 1.5},
+        {"amount": Decimal("NaN")},
+        {"amount": Decimal("Infinity")},
+        {"inner": [Inner(share=1.01)]},
+        {"inner": [Inner(share=-0.01)]},
+        {"inner": [Inner(share=float("nan"))]},
+        {"inner": [Inner(share=0.5), {"shares": 1}]},
+        {"inner": None},
+        {"notes": {"x": [{"y": float("inf")}]}},
+        {"notes": []},
+    ],
+)
+def test_an_output_that_does_not_match_its_type_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((msgspec.MsgspecError, ValueError)):
+        encoded(Outer(**RIGHT | wrong), decoder_of(Outer))

@@ -43,6 +43,49 @@ def backtest(data: Path, out: Path, *options: str) -> int:
     return main(["backtest", "--data", str(data), "--out", str(out), *begin, *options])
 
 
+LATE_BUYER = """
+from trader.strategies import CreatePosition, Side, Strategy
+
+class LateBuyer(Strategy):
+    warm_up = 20
+
+    def decide(self, view):
+        held = {position.symbol for position in view.positions}
+        for symbol, market in view.markets.items():
+            wanted = symbol == "SOL" or (view.at.hour >= 17 and "SOL" not in view.markets)
+            if wanted and symbol not in held:
+                stop = float(market.price) * 0.9
+                yield CreatePosition(symbol=symbol, side=Side.LONG, quantity=500 / float(market.price), leverage=1,
+                                     stop=stop, invalidation="none", confidence=50)
+"""
+
+
+def test_a_market_that_begins_or_ends_within_a_run_is_traded_meanwhile_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    write_walk(tmp_path / "SOLUSDT-1m-2025-03.csv", START, 960, price=150, seed=2)
+    write_walk(tmp_path / "ETHUSDT-1m-2025-03.csv", START + timedelta(hours=14), 900, price=2_200, seed=3)
+    (tmp_path / "late.py").write_text(LATE_BUYER)
+    markets = [option for symbol in ("BTC", "ETH", "SOL") for option in ("--market", symbol)]
+    options = ("--strategy", f"{tmp_path / 'late.py'}:LateBuyer", *markets, "--cadence", "15m")
+    assert backtest(tmp_path, tmp_path / "out", *options) == 0
+    result = orjson.loads((tmp_path / "out" / "result.json").read_bytes())
+    assert (result["complete"], result["to"]) == (True, "2025-03-02T05:59:59.000Z")
+    ended = "2025-03-01T15:59:59.000Z"
+    assert result["listings"] == {
+        "ETH": {"beginsAt": "2025-03-01T14:00:00.000Z", "endsAt": "2025-03-02T04:59:59.000Z"},
+        "SOL": {"beginsAt": None, "endsAt": ended},
+    }
+    said = f"SOL ends at {ended}, within the run; positions in it were closed at its last mark."
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "out" / "report.html").read_text()
+    rows = [orjson.loads(line)["row"] for line in (tmp_path / "out" / "ledger.jsonl").read_bytes().splitlines()]
+    closed = {(row["symbol"], row["close_reason"], row["closed_at"]) for row in rows if row.get("status") == "CLOSED"}
+    assert closed == {("SOL", "ended", "2025-03-01T15:59:59Z"), ("ETH", "ended", "2025-03-02T04:59:59Z")}
+    assert {row["symbol"] for row in rows if row.get("status") == "OPEN"} == {"BTC", "ETH", "SOL"}
+
+
 @pytest.mark.slow
 def test_two_runs_write_the_same_ledger_and_its_digest(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -190,6 +190,43 @@ def test_missing_parts_are_named(
     assert "openai has no key. Set OPENAI_API_KEY" in capsys.readouterr().err
 
 
+def test_a_strangers_folder_is_only_data(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran, code = tmp_path / "ran", tmp_path / "theirs.py"
+    code.write_text(f"open({str(ran)!r}, 'w')\nclass Own:\n    def decide(self, view): ...\n")
+    run, cassette = tmp_path / "run", tmp_path / "run" / "cassette"
+    assert backtest(data, run, "--models", str(models), "--budget-usd", "1") == 0
+    own = result(run)
+    for file, kept in ((cassette / "models.json", list), (run / "result.json", dict)):
+        content = orjson.loads(file.read_bytes())
+        model = (content if kept is list else content["models"])[-1]
+        model |= {"provider": "strategy", "router_model_name": f"{code}:Own"}
+        file.write_bytes(orjson.dumps(content))
+    assert backtest(data, tmp_path / "x", "--models-from", str(cassette)) == 2
+    assert "models.json has one, which decide by code" in capsys.readouterr().err
+    requests = provider.requests
+    assert backtest(data, tmp_path / "again", "--models-from", str(run)) == 0
+    again = result(tmp_path / "again")
+    figures = ("id", "equity", "trades", "fees", "funding")
+    assert [[each[name] for name in figures] for each in again["accounts"]] == [
+        [each[name] for name in figures] for each in own["accounts"]
+    ]
+    assert provider.requests == requests
+    line = orjson.loads((run / "decisions.jsonl").read_bytes().splitlines()[0])
+    for change in (
+        {"startedAt": "2025-03-01T12:10:00"},
+        {"startedAt": "2025-03-01T12:10:00Z", "steps": [line["steps"][0] | {"at": "9999-01-01T00:00:00Z"}]},
+        {"steps": [line["steps"][0] | {"calls": [{"number": 1, "tool": "exec", "arguments": {}}]}]},
+        {"steps": [line["steps"][0] | {"calls": [line["steps"][0]["calls"][0] | {"arguments": {"symbol": 1}}]}]},
+    ):
+        (run / "decisions.jsonl").write_bytes(orjson.dumps(line | change))
+        assert backtest(data, tmp_path / "x", "--models-from", str(run)) == 2
+        assert "must be the folder of a backtest (result.json, decisions.jsonl)" in capsys.readouterr().err
+    assert not ran.exists()
+    assert not (tmp_path / "x").exists()
+
+
 def test_only_one_process_at_a_time_appends_to_a_cassette(
     data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,19 +12,25 @@ these in processor time: on a busy machine the former includes waiting. Exit cod
 
 import argparse
 import asyncio
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.bulk import language_models, seed_season
 from benchmarks.dashboard_views import TRACED, longest_of_its_own, measure_views, trace
 from benchmarks.figures import Figures, temporary_folder
 from support.chromium import Tab, open_tab
 from support.process import ServiceProcess, serving
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from trader.agents.models_file import ModelEntry
+from trader.commands.models_seed import sample_models
+from trader.composition.external import make_source
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres, database_name
+from trader.settings.settings import Settings
+
 FIRST_CHART_MS: Final = 1000.0
 LONGEST_TASK_MS: Final = 100.0
 LOADS: Final = 5
@@ -56,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with temporary_folder() as scratch:
         folder = options.folder or scratch / "season"
         days = 3 if options.quick or options.views else 30
-        kinds = () if options.views else ("--language-models",)  # which do not trade without a key
-        if not folder.exists() and not seed(folder, days, *kinds):
-            return 1
+        entries = sample_models(100) if options.views else language_models(100)  # which do not trade without a key
+        if not folder.exists():
+            asyncio.run(seed(folder, days, entries))
         if options.views:
             figures = Figures()
             asyncio.run(measure_views(figures, folder, options.views, shows_jumps=options.jumps))
@@ -66,14 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(measure(folder, scratch))
 
 
-def seed(folder: Path, days: int, *options: str) -> bool:
-    """Create the season. Return whether that succeeded."""
+async def seed(folder: Path, days: int, entries: Sequence[ModelEntry]) -> None:
+    """Write the season into the database of a demo in this folder."""
     folder.mkdir(parents=True)
-    command = (
-        sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo",
-        "--models", "100", "--history", str(days), "--how", "bulk", *options,
-    )  # fmt: skip
-    return subprocess.run(command, cwd=folder, check=False).returncode == 0
+    async with EmbeddedPostgres(folder / EMBEDDED_FOLDER) as server:
+        name = database_name(make_source(Settings.load({}, None, demo=True)).identity)
+        await seed_season(await server.ensure_database(name), days, entries)
 
 
 async def measure(folder: Path, scratch: Path) -> int:

@@ -22,12 +22,13 @@ from urllib.parse import urlsplit
 import aiohttp
 import asyncpg
 import orjson
+import uvloop
 from aiohttp import web
 from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess
 
-from trader.commands.serve import loop_factory
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 
 CLIENTS, WARM_UP_S, TURN_S, TURNS = 16, 2.0, 4, 3
 PGBENCH_SHARE_MIN = 0.5
@@ -187,7 +188,7 @@ async def _first_cycle_ended(service: ServiceProcess) -> None:
 
 def main() -> int:
     figures = Figures()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if len(sys.argv) > 1:
             runner.run(serve_bare(sys.argv[1]))
         else:

@@ -32,8 +32,9 @@ from trader.agents.domain.models import CYCLE, EXTERNAL
 from trader.agents.models_file import ModelEntry
 from trader.commands.models_seed import Opening, create_models
 from trader.core.clock import SystemClock, floor_time
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.core.variant_id import VariantId
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.operations.access import issue
 from trader.operations.domain.credentials import AGENT_MARK

@@ -27,16 +27,13 @@ from support.market_fidelity import (
     Paths,
     Rule,
     Sample,
-    closes_at_extremes,
     correlation,
     draw_together,
     is_inside,
     judge_cross_rules,
-    judge_first_second,
     judge_passed,
     judge_rules,
     log_paths,
-    momentum_of_candles,
     recorded_quotes,
     sample,
     worst,
@@ -50,6 +47,37 @@ from trader.market.sources.files import Minutes, find_files, read_market
 from trader.market.sources.rows import replayed_rows
 from trader.market.sources.synthetic import SyntheticSource
 from trader.market.sources.walks import walk_pool
+
+
+def closes_at_extremes(minutes: Minutes) -> OfMinutes:
+    """Return 1 for each minute that closed exactly at its high, -1 at its low, and 0 for the others."""
+    high, low, close = (numpy.array(column) for column in (minutes.high, minutes.low, minutes.close))
+    at_extremes: OfMinutes = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
+    return at_extremes
+
+
+def judge_first_second(path: Paths, minutes: Minutes) -> tuple[float, float]:
+    """Follow the first price of each minute, against the close of the candle before, to the last second.
+
+    Return the t and the mean, in basis points, of the gains. The close has all recorded digits, which the price on the
+    market's grid may lack: a grid that rounds an open differently from the close before tells which way.
+    """
+    closes = numpy.log(numpy.array(minutes.close)) * 1e4
+    follows = numpy.diff(numpy.array(minutes.minute)) == 1
+    earned = (numpy.sign(path[1:, 0] - closes[:-1]) * (path[1:, -1] - path[1:, 0]))[follows]
+    return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
+
+
+def momentum_of_candles(watched: Minutes, traded: Minutes) -> tuple[float, float]:
+    """Follow a close of one market exactly at its high or low, by trading it or another market through the next minute.
+
+    Return the t and the mean, in basis points, of the gains, using only closes and opens.
+    """
+    opened, close = numpy.array(traded.open), numpy.array(traded.close)
+    sign = closes_at_extremes(watched)[:-1]
+    earned = (sign * (close / opened - 1)[1:])[sign != 0] * 1e4
+    return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
+
 
 SEEDS = (10, 11, 12)
 """None of them was used when the way to draw paths, and its few numbers, were chosen."""

@@ -59,7 +59,7 @@ async def main(cycle: int) -> None:
         async with EmbeddedPostgres(Path(name) / "server", durable=False) as server:
             empty, full = await server.ensure_database("empty"), await server.ensure_database("full")
             await seed(empty)
-            await seed(full, "--history", str(DAYS), "--how", "service", "--cycle", str(cycle))
+            await seed(full, "--history", str(DAYS), "--cycle", str(cycle))
             before, after = await sizes(empty), await sizes(full)
     grown = {table: (after[table] - before.get(table, 0)) / MODELS / DAYS / 1000 for table in after}
     decisions = 24 * 60 / cycle

@@ -129,10 +129,10 @@ def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]
     first = bisect_left(minutes.minute, epoch_second(CRASH) // 60)
 
     def costs(place: int) -> list[float]:
-        """Return the cost of each amount, the median of every tenth second that has asks."""
+        """Return the cost of each amount, the median of every tenth second."""
         marks, before = paths.draw(place), paths.draw(place - 1)
         path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
-        quotes = [quote for second in range(5, 60, 10) if (quote := path.quote(second, AT)).book.asks]
+        quotes = [path.quote(second, AT) for second in range(5, 60, 10)]
         return [median(cost_bp(q.book.asks, float(q.mark), amount) for q in quotes) for amount in AMOUNTS]
 
     calm = [costs(place) for place in range(first - 1440, first - 1380)]

@@ -31,7 +31,8 @@ from support.served import Client
 
 from trader.core.clock import Clock, ceil_time, epoch_second, iso, moment_of
 from trader.core.money import round_to
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import MARKETS, Calm
@@ -164,7 +165,7 @@ class Bot:
         async def send() -> Any:
             request = {"accountId": ACCOUNT, "symbol": symbol, "side": side, "quantity": quantity, "leverage": 5}
             answer = await self.call("simulator.placeOrder", **request, **more)
-            fills = answer["order"]["fills"]  # none where the side of the book that it needs is empty
+            fills = answer["order"]["fills"]  # none where it is refused
             self.late += bool(fills) and fills[0]["timestamp"] >= iso(moment_of(second + 2))
             return answer
 

@@ -3,7 +3,7 @@
   scripts/benchmark season    100 models, 90 days: 200,000 trades, 1 million invocations, 13 million snapshots
   scripts/benchmark season --quick    100 models, 9 days, a tenth of it
   scripts/benchmark season --folder DIR    keeps the season there, and measures the one that is there already
-  scripts/benchmark season --database-url URL    one that is there (scripts/seed_accounts.py --history makes it)
+  scripts/benchmark season --database-url URL    one that is there
 
 A call is the part of a request behind HTTP: dispatch, services, SQL, encoding, validation. `warm` are calls while
 nothing changes; `changed` is the first call after a minute, or an hour, has passed and every active account has a
@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
+import uvloop
+from benchmarks.bulk import language_models, seed_season
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
 from support.service_context import make_context
@@ -37,7 +39,6 @@ from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY, load_procedures
 from trader.api.rpc import Dispatcher, Target
 from trader.app import freeze_startup_objects
-from trader.commands.serve import loop_factory
 from trader.composition.external import make_source
 from trader.core.clock import SystemClock
 from trader.core.errors import NotFound
@@ -51,7 +52,6 @@ from trader.market.feed import MarketFeed
 from trader.operations.access import ANYBODY
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.luck import COMPUTING
 from trader.portfolio.sql.snapshots import ceil_to_hour
 from trader.settings.settings import Settings
 
@@ -273,11 +273,6 @@ class Season:
         """Read the data that the service reads before it listens, while its models trade."""
         await self.context.analytics.model_stats()
 
-    async def settle(self) -> None:
-        """Wait until every model is compared with random traders, which happens rarely."""
-        while any(entrant.luck == COMPUTING for entrant in (await self.context.evidence.report("run")).entrants):
-            await asyncio.sleep(1)
-
     async def change(self) -> None:
         """Let a minute pass, or every other time an hour, and do the service's work for it."""
         self.clock.at += timedelta(minutes=61 if self.books.version % 2 else 1)
@@ -305,7 +300,6 @@ async def measure(dsn: str, calls: int, changes: int) -> bool:
         print(f"start {await timed(season.start):.0f} ms, hold {await holds.take():.0f} ms", end="")
         freeze_startup_objects()
         print(f", then frozen in {await holds.take():.0f} ms")
-        print(f"random traders {await timed(season.settle):.0f} ms, hold {await holds.take():.0f} ms")
         print(f"{'':26}{'warm p50':>9}{'p99':>8}{'changed p50':>12}{'most':>8}{'hold':>7}{'bytes':>12}   raw SQL, ms")
         met = True
         for case in CASES:
@@ -382,7 +376,9 @@ async def seeded(server: EmbeddedPostgres, *, quick: bool) -> str:
     """Return the address of a season on the server, which is written if it does not exist."""
     dsn = await server.ensure_database("quick" if quick else "season")
     if not await is_seeded(dsn):
-        await seed(dsn, 9 if quick else 90)
+        began_s = time.monotonic()
+        await seed_season(dsn, 9 if quick else 90, language_models(100))
+        print(f"seeded in {time.monotonic() - began_s:.0f} s")
     return dsn
 
 
@@ -394,19 +390,6 @@ async def is_seeded(dsn: str) -> bool:
         until = await select_processed_until(conn)
     await database.close()
     return until is not None
-
-
-async def seed(dsn: str, days: int) -> None:
-    """Write the season with the operators' script."""
-    began_s = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
-        "--history", str(days), "--database-url", dsn,
-        cwd=tempfile.gettempdir(), env={**os.environ, "SNAPSHOT_RETENTION_DAYS": "365"},
-    )  # fmt: skip
-    if await process.wait():
-        raise SystemExit("the season could not be written")
-    print(f"seeded in {time.monotonic() - began_s:.0f} s")
 
 
 async def run(options: argparse.Namespace, folder: Path) -> bool:
@@ -434,7 +417,7 @@ def main() -> int:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="trader-season-") as folder,
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         Path(folder).chmod(0o755)  # as root, the server runs as `nobody`, which must have access
         return 0 if runner.run(run(options, options.folder or Path(folder))) else 1

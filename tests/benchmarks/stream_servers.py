@@ -12,12 +12,13 @@ from typing import Final, cast
 
 from benchmarks.stream_readers import STREAMS, Readers
 from support.served import make_stream_app
+from support.sse import workflow_step
 
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
 from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Broadcasters, Timing
 from trader.core.clock import SystemClock
-from trader.core.events import ConversationsChanged, EventBus, MarketChecked, WorkflowProgress
+from trader.core.events import ConversationsChanged, EventBus, MarketChecked
 from trader.exchange.events import TradesChanged
 
 STATE_BYTES: Final = 8_000
@@ -60,7 +61,7 @@ class Service:
         self.events.publish(MarketChecked(at=now))
         self.events.publish(TradesChanged(at=now, account_ids=()))
         self.events.publish(ConversationsChanged(at=now, model_id="apex"))
-        self.events.publish(WorkflowProgress("workflow:step", now, {"sent": self._sent_ns, "rest": "x" * 30}))
+        self.events.publish(workflow_step(now, 1, sent=self._sent_ns))
         return self._sent_ns
 
     def connected(self) -> int:

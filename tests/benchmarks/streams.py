@@ -36,15 +36,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import uvloop
 from benchmarks.figures import Figures
 from benchmarks.stream_bytes import measure_bytes
 from benchmarks.stream_readers import STREAMS, Arrivals, pin_server, resident_bytes, start_caller, stolen_s
 from benchmarks.stream_servers import Bare, Service, followed
+from support.sse import workflow_step
 
 from trader.api.requests import REQUESTS
 from trader.api.streams import Timing
-from trader.commands.serve import loop_factory
-from trader.core.events import WorkflowProgress
 from trader.core.logs import configure_logs
 
 SUBSCRIBERS: Final = 40
@@ -72,8 +72,7 @@ class LoadedService(Service):
 
     def publish(self) -> int:
         for step in range(STEPS):
-            details = {"modelId": f"model-{step}", "step": step, "rest": "x" * STEP_BYTES}
-            self.events.publish(WorkflowProgress("workflow:step", datetime.now(UTC), details))
+            self.events.publish(workflow_step(datetime.now(UTC), step, "x" * STEP_BYTES, modelId=f"model-{step}"))
         return super().publish()
 
     def requested(self) -> int:
@@ -195,7 +194,7 @@ def main() -> int:
         pin_server()
         gc.collect()
         gc.freeze()  # as the service does once it has started
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(measure(figures, round(options.minutes * 60), is_shared=options.shared))
 
 

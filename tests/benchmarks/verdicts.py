@@ -14,23 +14,138 @@ makes at a weekly look.
 """
 
 import argparse
+import math
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 from benchmarks.figures import Figures
+from numpy.typing import NDArray
 from support.null_seasons import (
-    BEYOND,
+    EXPLORATORY,
+    HOUR,
+    HOURLY,
     PROCESSES,
-    exploratory_seasons,
-    false_discoveries,
-    late_seasons,
-    replicate_seasons,
+    START,
+    NullSeason,
+    Process,
+    Returns,
+    Sums,
+    is_wrong,
+    looks,
+    months,
+    normal,
+    ruin,
     share_interval,
-    wrong_primaries,
+    strongest,
     wrong_seasons,
 )
+
+from trader.portfolio.domain.board import NO_SEASON, JudgedEntrant, judge_board
+from trader.portfolio.domain.evidence import judge_family
+from trader.portfolio.domain.returns import mean_series
+
+
+def frequent_ruin(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return gains that are offset by losing everything once in 500 hours, with mean zero."""
+    return ruin(1 / 500, rng, accounts, hours)
+
+
+def lotteries(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return small losses that are offset by a gain of 500 % once in 2,000 hours, with mean zero."""
+    chance = 1 / 2000
+    values = np.log1p(rng.normal(-5 * chance / (1 - chance), HOURLY / 10, (accounts, hours)))
+    values[rng.random((accounts, hours)) < chance] = math.log(6)
+    return values
+
+
+def _is_primary_judged(season: NullSeason, hours: int) -> bool:
+    model = season.alive(hours, [0])
+    if not len(model.logs):
+        return False
+    (verdict,) = judge_family([strongest(model, Sums.nothing(model))])
+    return verdict.word != "not distinguishable yet"
+
+
+BEYOND: Final[dict[str, Process]] = {
+    "loss of all in 0.2 % of hours": Process(frequent_ruin, (1.0, 1.0), 1.0, normal),
+    "gain of 500 % in 0.05 % of hours": Process(lotteries, (1.0, 1.0), 1.0, normal),
+    "drift that turns every 30 days": Process(months),
+}
+"""Seasons that no sequence bounds: moves beyond the bounds of the bets, and drift that turns late."""
+
+
+def wrong_primaries(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether a primary comparison of one model with holding nothing is ever judged."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, models, days, process)
+        yield any(_is_primary_judged(season, hours) for hours in looks(days))
+
+
+def exploratory_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether e-BH ever discovers a difference on the board of all models."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, models, days, process)
+        yield any(is_wrong(*season.entrants(hours), EXPLORATORY) for hours in looks(days))
+
+
+def false_discoveries(seed: int, models: int, days: int, edge: float) -> Iterator[float]:
+    """Yield for each weekly look the share of false discoveries if every other model has an edge, the same for all."""
+    season = NullSeason.draw(seed, models, days, Process(normal, (1.0, 1.0)))
+    season = season._replace(models=season.models + edge * (np.arange(models) % 2)[:, None])
+    for hours in range(168, 24 * days + 1, 168):
+        entrants, _ = season.entrants(hours)
+        board = judge_board(entrants, {}, None, rules=EXPLORATORY)
+        places = {entrant.key: number for number, entrant in enumerate(entrants)}
+        made = [
+            (places[key] % 2, 0 if each.reference_key is None else places[each.reference_key] % 2, each.verdict.word)
+            for key, comparisons in board.comparisons.items()
+            for each in comparisons
+            if each.verdict.word != "not distinguishable yet"
+        ]
+        false = [word != ("better" if own > other else "worse") or own == other for own, other, word in made]
+        yield sum(false) / len(false) if false else 0.0
+
+
+def late_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether it is ever wrong, when every other model enters at a random hour of its first half.
+
+    A verdict is wrong, and a rank that excludes a place.
+    """
+    for seed in seeds:
+        season, rng = NullSeason.draw(seed, models, days, process), np.random.default_rng(seed)
+        entries = rng.integers(1, 12 * days, models) * (np.arange(models) % 2)
+
+        def present(
+            hours: int, season: NullSeason = season, entries: NDArray[np.int64] = entries
+        ) -> list[JudgedEntrant]:
+            whole, _ = season.entrants(hours)
+            return [
+                each._replace(series=each.series.within(START + int(entry) * HOUR, each.series.end))
+                for each, entry in zip(whole, entries, strict=True)
+                if entry < hours and each.series is not None
+            ]
+
+        yield any(is_wrong(present(hours), {}, NO_SEASON) for hours in looks(days))
+
+
+def replicate_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether it is ever wrong, when models have five replicates each, which may be ruined."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, 5 * models, days, process)
+
+        def joint(hours: int, season: NullSeason = season) -> list[JudgedEntrant]:
+            copies, _ = season.entrants(hours)
+            groups = [copies[5 * number : 5 * number + 5] for number in range(models)]
+            return [
+                group[0]._replace(series=mean_series([each.series for each in group if each.series is not None]))
+                for group in groups
+            ]
+
+        yield any(is_wrong(joint(hours), {}, NO_SEASON) for hours in looks(days))
+
 
 WRONG_PERCENT_MAX: Final = 5.0
 EDGE_PER_HOUR: Final = 0.003

@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
+import uvloop
 from aiohttp import web
 from benchmarks.season import seeded
 
@@ -353,9 +354,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(coroutine: Any) -> None:
     """Run on the same event loop as the service."""
-    from trader.commands.serve import loop_factory  # noqa: PLC0415 - only here
-
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(coroutine)
 
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
@@ -24,16 +26,22 @@ from support.waiting import until
 from trader.__main__ import main
 from trader.agents.domain.models import ModelConfiguration, ProviderDefinition
 from trader.agents.providers.webhook import new_secret
-from trader.agents.sql.external import Webhook, upsert_webhook
+from trader.agents.sql.external import Webhook, select_webhooks, upsert_webhook
 from trader.agents.sql.models import select_models, upsert_model
 from trader.commands.backup import restore_file
 from trader.composition.external import BACKUPS_FOLDER, check_external, open_external
 from trader.core.errors import StartError
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
 from trader.database.embedded.binaries import system_binaries, wheel_binaries
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
-from trader.database.schema import apply_schema, schema_version
+from trader.database.schema import apply_schema, open_database, schema_version
+from trader.exchange.domain.halts import OperatorCommand, Verb
+from trader.exchange.sql.halts import insert_command, select_open_commands
+from trader.operations.access import issue
+from trader.operations.domain.credentials import AGENT_MARK, OPERATOR_MARK
+from trader.operations.sql.credentials import insert_credential, select_credentials
 from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
@@ -82,25 +90,36 @@ async def test_a_restored_database_has_every_row(
     assert await digests(empty_dsn) == before
 
 
-async def test_a_restore_names_the_code_and_the_addresses_that_a_file_brings(
-    filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_what_a_file_brings_is_named_and_not_in_force_unless_it_is_asked_for(
+    filled: Database, dsn: str, empty_dsn: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, keeps: bool
 ) -> None:
     provider = ProviderDefinition(
         name="lab", base_url="https://evil.example/v1", key_variable="LAB_API_KEY", key_host="evil.example"
     )
     hostile = ModelConfiguration(provider_definition=provider)
-    async with filled.connection() as conn:
+    late = datetime.now(UTC) + timedelta(days=900)  # by a clock that is wrong on purpose
+    tokens = [issue(OPERATOR_MARK, name, late, ("operate",)) for name in ("ops", "gone")]
+    key, held = issue(AGENT_MARK, "ada", START, ("read", "trade"), account_id="ada")
+    async with filled.transaction() as conn:
         model = (await select_models(conn))[0]
         await upsert_model(conn, replace(model, id="code", provider="strategy", router_model_name="/tmp/own.py:Own"))
         await upsert_model(conn, replace(model, id="forge", provider="strategy", router_model_name="a\nclean"))
         await upsert_webhook(conn, "forge", Webhook("https://[", new_secret()))
         await upsert_model(conn, replace(model, id="talk", provider="lab", configuration=hostile))
         await upsert_webhook(conn, "ada", Webhook("https://user:s3cret@hook.example/t0ken", new_secret()))
+        for credential in (tokens[0][1], replace(tokens[1][1], revoked_at=late), held):
+            await insert_credential(conn, credential)
+        flatten = OperatorCommand(id=uuid4(), verb=Verb.FLATTEN, account_id=None, reason="x", asked_by="eve", term=9)
+        await insert_command(conn, flatten)
     await dumps.dump(dumps.libpq_address(dsn), 15, tmp_path / "a.dump")
-    await restore(tmp_path / "a.dump", empty_dsn)
+    options = ["--keep-credentials"] if keeps else []
+    await asyncio.to_thread(main, ["restore", str(tmp_path / "a.dump"), "--database-url", empty_dsn, *options])
     shown = capsys.readouterr().out
-    assert "check these before the service starts:" in shown
+    assert ("in force, so check these" in shown, "no longer in force" in shown) == (keeps, not keeps)
     for line in (
+        f"the token ops ({tokens[0][1].prefix}…) may operate",
+        f"the key of ada ({held.prefix}…) may read, trade",
         "code runs /tmp/own.py:Own",
         r"forge runs a\nclean",
         "forge gets its views at an invalid address",
@@ -108,8 +127,18 @@ async def test_a_restore_names_the_code_and_the_addresses_that_a_file_brings(
         "ada gets its views at hook.example",
     ):
         assert f"  {line}\n" in shown
-    assert "s3cret" not in shown
-    assert "t0ken" not in shown
+    assert ("  the flatten of all accounts by eve\n" in shown) is not keeps
+    for secret in ("s3cret", "t0ken", tokens[0][0], key):
+        assert secret not in shown
+    assert "gone" not in shown, "it was revoked before"
+    async with open_database(empty_dsn) as restored, restored.connection() as conn:
+        credentials = await select_credentials(conn)
+        assert {each.name for each in credentials if each.revoked_at is None} == ({"ops", "ada"} if keeps else set())
+        assert len(credentials) == 3
+        assert set(await select_webhooks(conn)) == ({"ada", "forge"} if keeps else set())
+        active = {model.id for model in await select_models(conn) if model.active}
+        assert active == {"ada"} | ({"code", "forge", "talk"} if keeps else set())
+        assert len(await select_open_commands(conn, timedelta(minutes=10), 8)) == keeps
 
 
 async def test_a_truncated_or_damaged_file_changes_nothing(
@@ -363,7 +392,7 @@ async def test_a_start_upgrades_an_older_embedded_database_and_keeps_a_backup(
 ) -> None:
     monkeypatch.chdir(open_folder)
     settings = Settings.load({"PORT": "0", "SIM_SEED": "7"}, None, demo=True)
-    async with EmbeddedPostgres(EMBEDDED_FOLDER, durable=False) as server:
+    async with EmbeddedPostgres(EMBEDDED_FOLDER) as server:
         database = await Database.connect(await server.ensure_database("trader_synthetic_7"), size=1)
         await apply_schema(database)
         await database.close()

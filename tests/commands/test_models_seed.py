@@ -390,74 +390,13 @@ async def test_a_history_is_written_once_and_continued(
     assert (await audit(database)).is_clean
 
 
-@pytest.mark.slow
-async def test_a_bulk_season_balances_and_has_the_rows_of_a_service(
-    database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with database.connection() as conn:  # rows are written by the names of their columns
-        for table in ("portfolio_snapshots", "portfolio_hourly", "order_requests", "invocation_payloads"):
-            await conn.execute(f"ALTER TABLE {table} ADD COLUMN note text")
-    arguments = ["--demo", "--models", "5", "--language-models", "--history", "1.5", "--how", "bulk"]
-    assert _run(*arguments, "--cycle", "9", "--database-url", dsn) == 0
-    report = await audit(database)
-    assert report.is_clean, report.problems
-    assert report.orders > 50
-    async with database.connection() as conn:
-        assert await conn.fetch(WRONG_ROLLUPS) == []
-        counted = await conn.fetchrow("SELECT sum(finished), sum(failed), sum(tool_failed) FROM invocation_counts")
-        runs = await conn.fetchrow(COUNTED_RUNS)
-        accounts = await select_accounts(conn)
-        until = await select_processed_until(conn)
-        empty = [table for table in FILLED if not await conn.fetchval(f"SELECT count(*) FROM {table}")]
-    assert counted is not None
-    assert runs is not None
-    assert tuple(counted) == tuple(runs)
-    assert empty == []
-    assert until is not None
-    assert all(account.changed_at <= until for account in accounts.values())
-    assert len({account.cash for account in accounts.values()}) == 5, "no two models fare the same"
-    capsys.readouterr()
-    assert _run(*arguments, "--database-url", dsn) == 0
-    assert "a bulk history needs a new database" in capsys.readouterr().out
-
-
-FILLED = (
-    "invocation_payloads", "invocation_steps", "tool_calls", "order_requests", "fills", "funding_payments",
-    "limit_orders", "last_marks", "variant_hourly",
-)  # fmt: skip
-
-COUNTED_RUNS = """
-SELECT count(*), count(*) FILTER (WHERE status <> 'completed'),
-       count(*) FILTER (WHERE status = 'completed' AND failed_tool_calls > 0)
-FROM invocations
-"""
-
-# Compare both rollups with the raw snapshots.
-WRONG_ROLLUPS = """
-(
-    SELECT account_id, hour, total, count, last, last_at FROM portfolio_hourly
-    EXCEPT
-    SELECT account_id, date_trunc('hour', created_at, 'UTC'), sum(net_portfolio), count(*),
-           (array_agg(net_portfolio ORDER BY created_at DESC))[1], max(created_at)
-    FROM portfolio_snapshots GROUP BY 1, 2
-)
-UNION ALL
-SELECT v.variant, v.hour, v.total, v.count, 0, NULL
-FROM variant_hourly v
-WHERE (v.total, v.count) <> (
-    SELECT sum(s.net_portfolio), count(*) FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
-    WHERE m.variant = v.variant AND date_trunc('hour', s.created_at, 'UTC') = v.hour
-)
-"""
-
-
 async def test_with_a_running_service_the_history_stays_and_models_start_now(
     database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = LeaderLock(dsn)
     assert await lock.try_acquire()
     before = SystemClock().now()
-    asked = ["--models", "1", "--history", "90", "--how", "bulk", "--database-url", dsn]
+    asked = ["--models", "1", "--history", "90", "--database-url", dsn]
     for added in (1, 0):
         assert _run(*asked) == 0
         said = capsys.readouterr()

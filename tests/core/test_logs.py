@@ -143,16 +143,16 @@ def test_an_unformattable_record_is_reported_and_the_log_continues(capsys: pytes
 def test_an_unusable_database_is_logged_once_a_minute_per_cause_across_loggers() -> None:
     passes = DatabaseTroubleFilter().filter
 
-    def record(at_s: float, text: str, level: int = logging.WARNING) -> logging.LogRecord:
-        entry = logging.LogRecord("trader.store", level, "", 0, text, (), None)
+    def record(at_s: float, text: str, *arguments: object, level: int = logging.WARNING) -> logging.LogRecord:
+        entry = logging.LogRecord("trader.store", level, "", 0, text, arguments, None)
         entry.created = at_s
         return entry
 
-    locked, full = str(DatabaseUnavailable("locked")), str(DatabaseUnavailable("disk full"))
-    assert passes(record(0, f"{locked} (canceling statement due to lock timeout)"))
-    assert not passes(record(1, f"the heartbeat for the standbys was not written: {locked}"))
-    assert not passes(record(59, f"scheduler tradeExecutor: run failed: {locked}", logging.ERROR))
-    assert passes(record(59, f"as standby: {full}")), "another cause"
-    assert passes(record(59, "no longer halted")), "another subject"
-    assert passes(record(60, f"unhealthy: {locked}"))
-    assert not passes(record(61, f"as standby: {locked}"))
+    locked, full = DatabaseUnavailable("locked"), DatabaseUnavailable("the disk is full. Really")
+    assert passes(record(0, "%s (%s)", locked, "canceling statement due to lock timeout"))
+    assert not passes(record(1, "the heartbeat for the standbys was not written: %s", locked))
+    assert not passes(record(59, "scheduler %s: run failed: %s", "tradeExecutor", locked, level=logging.ERROR))
+    assert passes(record(59, "as standby: %s", full)), "another cause"
+    assert passes(record(59, "a model wrote: %s", str(locked))), "a text is not the error that it quotes"
+    assert passes(record(60, "as leader: %s", locked))
+    assert not passes(record(61, "as standby: %s", locked))

@@ -163,6 +163,23 @@ async def test_events_per_second_are_bounded_and_events_before_leading_are_dropp
     assert len(relayed.seen) == EVENTS_MAX
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"price": D("NaN")}, {"price": D("Infinity")}, {"text": object()}, {"text": "\ud800"}, {"l": {(1, 2): 3}}]
+)
+async def test_an_event_that_no_follower_could_read_is_logged_and_the_others_are_relayed(
+    relayed: Relayed, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any]
+) -> None:
+    await relayed.write()
+    await relayed.reader.poll()
+    sent = [relayed.publish(1)]
+    relayed.publish(2, **wrong)
+    sent.append(relayed.publish(3))
+    await relayed.write()
+    await relayed.reader.poll()
+    assert [event.at for event in relayed.seen] == [event.at for event in sent]
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True]
+
+
 class Failing(Database):
     """A database that is unreachable at first."""
 

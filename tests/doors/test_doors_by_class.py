@@ -115,6 +115,10 @@ class Notebook:
         pass
 
 
+def test_the_settings_accept_what_has_a_sink() -> None:
+    assert (tuple(ALARM_SINKS), tuple(ANCHOR_SINKS)) == (forms.NOTIFY_FORMATS, forms.ANCHOR_SCHEMES)
+
+
 async def test_a_sink_of_alarms_is_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook: MakeSink = Notebook
     address = {"NOTIFY_URL": "notebook+http://127.0.0.1:9/"}

@@ -1,14 +1,13 @@
 """Alarms of the running process: a webhook's messages next to a hanging sink, the dead-man ping, and sd_notify."""
 
 import asyncio
-import os
 import socket
 import sys
 from pathlib import Path
 
 import orjson
 import pytest
-from support.process import serving
+from support.process import passed_on, serving
 from support.sinks import sinks
 
 pytestmark = pytest.mark.processes
@@ -19,7 +18,7 @@ TOKEN = "s3cret-t0ken"
 async def operate(folder: Path, *arguments: str, **environ: str) -> int | None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", *arguments,
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ}, stdout=asyncio.subprocess.DEVNULL,
+        cwd=folder, env={**passed_on(), "HOME": str(folder), **environ}, stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     return await process.wait()
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.process import COMMAND, ServiceProcess, serving
+from support.process import COMMAND, ServiceProcess, passed_on, serving
 from support.tables import digests
 
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +20,7 @@ QUICKLY = {"SIM_LATENCY_MS": "0"}
 async def call(folder: Path, *arguments: str) -> Any:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
+        cwd=folder, env={**passed_on(), "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(100):
         out, _ = await process.communicate()

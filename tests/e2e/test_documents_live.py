@@ -52,7 +52,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "docs/live.md": {".venv/bin/pip install": "installs the venue's SDK into the environment of the tests"},
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
-        "trader models seed --models 100": "takes minutes; its own tests make shorter seasons",
         "trader reproduce": "names an invocation of another run; tests/e2e/test_reproduce_live.py has its own",
         "scripts/seed_accounts.py": "tests/e2e/test_seeding_live.py runs them beside a service that trades the models",
     },
@@ -133,9 +132,7 @@ UNTIL: dict[str, dict[str, str]] = {
 EXACT = ("trader season plan",)
 """The beginnings of commands whose output has the same figures in every run."""
 
-WITHOUT_THE_DEMO = {
-    f"docs/{name}.md" for name in ("exam", "exchange", "live", "statistics", "strategies", "tutorial")
-}
+WITHOUT_THE_DEMO = {f"docs/{name}.md" for name in ("exam", "exchange", "live", "statistics", "strategies", "tutorial")}
 """Documents that begin without a service."""
 
 

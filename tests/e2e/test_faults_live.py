@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.fault_benches import Bench, opened
-from support.fault_list import FAULTS
-from support.faults import measure
+from tools.fault_benches import Bench, opened
+from tools.fault_list import FAULTS
+from tools.faults import measure
 
 pytestmark = pytest.mark.processes
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.process import ROOT, ServiceProcess, run_command, serving
+from support.process import ROOT, ServiceProcess, passed_on, run_command, serving
 from support.trading_provider import call, opening, trading_provider
 from support.waiting import until
 
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.leadership import LeaderLock
 
 pytestmark = pytest.mark.processes
@@ -54,7 +55,7 @@ async def shell(folder: Path, text: str, environ: dict[str, str]) -> str:
     """Run a command from a checkout, as a reader would, and return its output and errors."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
-        "bash", "-c", text, cwd=folder, env={"PATH": path, "HOME": str(folder), **environ},
+        "bash", "-c", text, cwd=folder, env={**passed_on(), "PATH": path, "HOME": str(folder), **environ},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     async with asyncio.timeout(120):

@@ -16,7 +16,7 @@ import aiohttp
 import asyncpg
 import pytest
 from support.contract import OUTPUTS, VARIANT
-from support.process import ROOT, ServiceProcess, serving
+from support.process import ROOT, ServiceProcess, passed_on, serving
 from support.run_profile import is_nightly
 from support.shapes import assert_shape
 from support.waiting import becomes, until
@@ -29,7 +29,7 @@ async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", *arguments,
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": "0", **environ},
+        env={**passed_on(), "HOME": str(folder), "PORT": "0", **environ},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
@@ -182,7 +182,7 @@ async def test_the_service_can_be_stopped_while_catching_up_on_a_long_downtime(t
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", "--demo=fresh",
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PORT": "0", "DATABASE_URL": dsn},
+        env={**passed_on(), "HOME": str(tmp_path), "PORT": "0", "DATABASE_URL": dsn},
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr is not None

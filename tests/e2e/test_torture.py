@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.run_profile import is_nightly
-from support.torture import torture
+from tools.torture import torture
 
 pytestmark = pytest.mark.processes
 

@@ -14,14 +14,17 @@ from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 from support.waiting import retried, until
 
 from trader.core.errors import InternalError, LedgerViolated, Unavailable
+from trader.core.events import Event, PositionsChanged
 from trader.database import pool
 from trader.database.pool import Database
 from trader.exchange import accounts as books
 from trader.exchange import tick_processor
 from trader.exchange.domain.account import Account
+from trader.exchange.domain.halts import HaltCause
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.exchange.domain.tick_rules import apply_tick
+from trader.exchange.events import HaltsChanged, TradesChanged
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -288,3 +291,25 @@ async def test_a_pair_whose_write_fails_leaves_nothing_and_can_be_placed_again(
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
     assert [answer.status for answer in await venue.pair(*pair)] == [OrderStatus.FILLED] * 2
     assert {*venue.exchange.accounts["a"].positions} == {"BTC", "ETH"}
+
+
+async def test_a_bug_in_a_listener_changes_no_answer_and_reaches_no_other_listener(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(event: Event) -> None:
+        raise KeyError(type(event).__name__)
+
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        seen: list[Event] = []
+        venue.bus.subscribe(failing)
+        venue.bus.subscribe(seen.append)
+        await venue.see({"BTC": "100000"})
+        answers = [await venue.buy("0.01"), await venue.sell("0.01"), await venue.buy("0.01", client_order_id="again")]
+        assert {answer.status for answer in answers} == {OrderStatus.FILLED}
+        await venue.halts.halt("a", HaltCause.OPERATOR, "a test", "a test")
+        await venue.exchange.reset_account("a")
+        assert seen == venue.events
+        assert {type(event) for event in seen} == {PositionsChanged, TradesChanged, HaltsChanged}
+    failures = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(failures) == len(seen)
+    assert all(record.exc_info is not None for record in failures)

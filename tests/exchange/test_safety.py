@@ -151,10 +151,11 @@ async def test_a_restarted_flatten_makes_new_attempts(
     def interruptions() -> int:
         return caplog.text.count("flatten of all accounts is interrupted")
 
-    for count in range(1, 4):
+    count = 0
+    while count < 3 or len(tries) < 6:  # a busy machine makes few attempts before each interruption
+        count += 1
         await operated.operations.poll()
         await becomes(interruptions, count)
-    assert len(tries) > 5
     assert len(set(tries)) == len(tries)
     venue.source.troubles.clear()
     monkeypatch.undo()

@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 from interleavings.callers import Callers
+from interleavings.gaps import GapDatabase, run_as
 from interleavings.journal import Journal, JournaledAccounts
 from interleavings.outside import AgentsWebhook, Sink
-from support.gaps import GapDatabase, run_as
 from support.scripted import ScriptedSource, make_book, make_settings
 from support.tasks import ended
 from support.trading_floor import ScriptedProvider
@@ -60,7 +60,6 @@ from trader.portfolio.baselines import Baselines
 from trader.portfolio.domain.baselines import BaselineState, rule_agent
 from trader.portfolio.evidence import Evidence
 from trader.portfolio.hour_bounds import HourBounds
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
@@ -213,7 +212,6 @@ class Process:
         self.anchors = Anchors(database, arena.sink, lambda: self.leads, interval_s=0)
         self.relay, self.relayed = RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)
         self._records_awaited, self._has_relayed = 0, asyncio.Event()
-        luck = LuckTable(database, self.market, settings)
         self.context = context = Context(
             settings=settings,
             clock=clock,
@@ -221,7 +219,7 @@ class Process:
             exchange=self.exchange,
             portfolio=self.portfolio,
             analytics=Analytics(database, self.exchange, clock, runs),
-            evidence=Evidence(database, runs, luck, clock),
+            evidence=Evidence(database, runs, clock),
             models=self.models,
             invocations=InvocationReader(database, self.models, self.agents.warnings),
             agents=self.agents,

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from interleavings.arena import STOP, Arena, Process, same
-from support.gaps import run_as
+from interleavings.gaps import run_as
 from support.reference_account import ReferenceAccount
 from support.tasks import ended
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from support.gaps import GapDatabase
+from interleavings.gaps import GapDatabase
 
 from trader.database import relay
 from trader.operations import operator_commands

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from support.gaps import Keeper
+from interleavings.gaps import Keeper
 
 from trader.core.events import ConversationsChanged, Event, EventBus, PositionsChanged
 from trader.database.pool import Database

@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 
 from interleavings.arena import RECORDED_AFTER, Arena, Process
+from interleavings.gaps import run_as
 from interleavings.outside import close_season, open_season, read_record
-from support.gaps import run_as
 
 from trader.agents.budgets import Budgets
 from trader.core.events import WorkflowProgress

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from interleavings import outside
 from interleavings.arena import AGENT, MODEL, OTHER_AGENT, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
-from support.gaps import FAULTS, Gaps, run_as
+from interleavings.gaps import FAULTS, Gaps, run_as
 from support.seasons import add_season
 from support.tasks import ended
 from support.trading_floor import calling, hold, opening

@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of, problems_of_leading, problems_of_memory
+from interleavings.gaps import FAULTS, GapDatabase, asked_for, gaps_for, run_as
 from interleavings.neighbors import problems_of_neighbors
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
-from support.gaps import FAULTS, GapDatabase, asked_for, gaps_for, run_as
 from support.run_profile import is_nightly
 
 from trader.core.errors import TraderError

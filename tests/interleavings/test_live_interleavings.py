@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 import pytest
+from interleavings.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
 from support.fake_exchange import CREATE
-from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
 from support.live import Bench, add_model, live_settings, prepared
 from support.run_profile import is_nightly
 from support.tasks import ended

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 from interleavings.arena import MODEL, Arena, D, Process
-from support.gaps import GapDatabase, run_as
+from interleavings.gaps import GapDatabase, run_as
 from support.tasks import ended
 from support.trading_floor import hold
 from support.waiting import until

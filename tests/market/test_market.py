@@ -1,21 +1,60 @@
 """The feed loop, and waiting for a book."""
 
 import asyncio
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick
+from support.feed import SECOND, START, ScriptedSource, after, tick
 from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 from support.waiting import turns
 
-from trader.core.clock import LockstepClock, ScaledClock
+from trader.core.clock import Clock, LockstepClock, ScaledClock
 from trader.core.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
-from trader.market.feed import MarketFeed
+from trader.market.feed import MarketFeed, OnTick
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.synthetic import SyntheticSource
+
+
+class Feed:
+    """A `MarketFeed` whose loop runs on a scripted source."""
+
+    def __init__(self, source: ScriptedSource, clock: Clock, patience: timedelta = 5 * SECOND) -> None:
+        self.source = source
+        self.market = MarketFeed(source, clock, patience=patience)
+        self.seen: list[Tick] = []
+
+    async def on_tick(self, given: Tick) -> None:
+        self.seen.append(given)
+
+    async def give(self, *items: Tick | Exception | None) -> None:
+        """Put items into the queue, and let the loop process them."""
+        for item in items:
+            self.source.queue.put_nowait(item)
+        await turns()
+
+
+@asynccontextmanager
+async def feeding(
+    clock: Clock,
+    *,
+    on_tick: OnTick | None = None,
+    ends_at: datetime | None = None,
+    patience: timedelta = 5 * SECOND,
+) -> AsyncIterator[Feed]:
+    feed = Feed(ScriptedSource(ends_at), clock, patience)
+    running = asyncio.create_task(feed.market.run(on_tick or feed.on_tick, START))
+    await turns()
+    try:
+        yield feed
+    finally:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
 
 
 async def test_the_latest_quote_of_every_market_is_kept() -> None:

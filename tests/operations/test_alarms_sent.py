@@ -29,7 +29,7 @@ from trader.operations.alarms import (
     ClockWatch,
     send_heartbeats,
 )
-from trader.operations.domain.alarms import EVERY_S, EXPLAIN_WAIT_S, HOLD_S, SETTLE_S, Alarm, AlarmCause
+from trader.operations.domain.alarms import EVERY_S, EXPLAIN_WAIT_S, HOLD_S, SETTLE_S, Alarm, AlarmCause, Notice
 from trader.operations.notifications import Heartbeat, make_sinks
 from trader.settings.forms import Secret
 
@@ -158,6 +158,35 @@ async def test_a_sink_that_refuses_a_notice_is_not_retried() -> None:
         await settled(alarms)
         assert len(here.of(TELEGRAM)) == 1, "HTTP 400 will not resolve itself"
         assert alarms.outlets[0].outcomes["failed"] == 1
+
+
+class SinkWithBug:
+    """A sink that fails at the first notice."""
+
+    name = "buggy"
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    async def send(self, notice: Notice) -> None:
+        self.taken.append(notice.text)
+        if len(self.taken) == 1:
+            raise KeyError("no such field")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def test_a_notice_that_a_bug_keeps_back_is_logged_and_the_next_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    sink = SinkWithBug()
+    alarms = Alarms([sink], timer=lambda: 0.0, now=lambda: AT)
+    alarms.add(LIQUIDATION)
+    alarms.add(Alarm(AlarmCause("liquidation", "sov"), "sov: LONG 1 BTC"))
+    await settled(alarms)
+    await alarms.close()
+    assert sink.taken == ["apex: LONG 1 BTC", "sov: LONG 1 BTC"]
+    assert (alarms.outlets[0].outcomes["failed"], alarms.outlets[0].outcomes["sent"]) == (1, 1)
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True]
 
 
 async def test_each_kind_of_receiver_learns_which_alarms_fire_and_which_have_ended() -> None:

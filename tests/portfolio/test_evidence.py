@@ -1,8 +1,6 @@
-"""Evidence over real rows: entrants of the current runs, their baselines, replicates, and luck once it is computed."""
+"""Evidence over real rows: entrants of the current runs, their baselines, and replicates."""
 
 import math
-from datetime import timedelta
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ from support.records import (
     make_snapshot,
 )
 from support.run_profile import is_nightly
-from support.tasks import ended
 
 from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.invocations import ToolCall
@@ -36,12 +33,9 @@ from trader.agents.sql.models import upsert_model
 from trader.api.schemas.evidence import EntrantRow
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
-from trader.exchange.sql.trades import OpenPosition
 from trader.market.domain.markets import Candle
 from trader.market.sql.candles import insert_minutes
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
-from trader.portfolio.domain.luck import Luck
-from trader.portfolio.luck import COMPUTING, LuckRequest, own_trades
 from trader.portfolio.sql import snapshots as portfolio_store
 
 
@@ -145,7 +139,7 @@ async def test_each_entrant_shows_the_agents_declaration_of_its_time(bench: Benc
             await upsert_model(conn, said)
             entrant = first_entrant(said, bench.settings, "lab/one", START + number * HOUR)
             await insert_entrant(conn, replace(entrant, number=number))
-    shown = {name: EntrantRow.of(each, 2).declared for name, each in (await bench.report()).items()}
+    shown = {name: EntrantRow.of(each).declared for name, each in (await bench.report()).items()}
     said_by = {name: to_builtins(declared) for name, declared in shown.items() if declared is not UNSET}
     assert said_by == {f"good#{number}": {"model": "lab/one", "version": str(number)} for number in (1, 2)}
 
@@ -155,65 +149,6 @@ async def test_the_family_covers_the_whole_board_regardless_of_the_view(bench: B
     assert alone.comparisons == whole.comparisons
     assert await bench.report(model_id="nobody") == {}
     assert await bench.report(variant=VariantId.SOVEREIGN) == {}
-
-
-async def test_luck_is_computed_after_its_first_request_and_stored(bench: Bench) -> None:
-    assert (await bench.report())["good#0"].luck == COMPUTING
-    await ended("comparison with luck")
-    luck = (await bench.report())["good#0"].luck
-    assert isinstance(luck, Luck)
-    assert luck.trades == 12
-    assert 0 <= luck.quantile_percent <= 100
-    assert luck.low_percent < luck.median_percent < luck.high_percent
-    assert (await bench.report())["good#0"].luck is luck
-    bench.restart()
-    assert (await bench.report())["good#0"].luck == luck, "a restart reads what was computed"
-    async with bench.database.connection() as conn:
-        await conn.execute("DELETE FROM luck")
-    bench.restart()
-    assert (await bench.report())["good#0"].luck == COMPUTING
-    await ended("comparison with luck")
-    assert (await bench.report())["good#0"].luck == luck, "the same seed, the same result"
-
-
-async def test_luck_is_computed_at_few_ages_and_again_in_another_run(bench: Bench) -> None:
-    await bench.report()
-    await ended("comparison with luck")
-    await bench.clock.advance(HOUR)
-    luck = (await bench.report())["good#0"].luck
-    assert isinstance(luck, Luck)
-    assert (luck.hours, luck.looks) == (168, 8), "after a week, and next after two"
-    assert luck.return_percent == pytest.approx(
-        100 * math.expm1(float(np.random.default_rng(1).normal(0.02, 0.004, HOURS)[:168].sum()))
-    )
-    bench.restart()
-    assert (await bench.report())["good#0"].luck == luck
-    async with bench.database.connection() as conn:
-        await add_run(conn, "good", make_run("good", 2, at=START + 150 * HOUR))
-    assert (await bench.report())["good#0"].luck == "51 hours; a comparison with luck needs 72"
-
-
-async def test_an_open_position_counts_until_the_comparison(bench: Bench) -> None:
-    run = (await bench.runs.refresh())["good"]
-    closed = own_trades(LuckRequest(run, 0, START, START + 150 * HOUR, Decimal(10_000)))
-    run.open = [OpenPosition("good", "SOL", False, Decimal(5_000), START + 100 * HOUR)]
-    *_, held = own_trades(LuckRequest(run, 0, START, START + 150 * HOUR, Decimal(10_000)))
-    assert len(closed) == 12
-    assert (held.symbol, held.is_long, held.held) == ("SOL", False, 50 * HOUR)
-    (late,) = own_trades(LuckRequest(run, 0, START + 125 * HOUR, START + 150 * HOUR, Decimal(10_000)))
-    assert (late.held, late.size) == (25 * HOUR, 0.5), "what it took over counts from its beginning"
-
-
-async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
-    async with bench.database.connection() as conn:
-        await add_model(conn, "parts")
-        for number, held in ((1, 1), (2, 3)):
-            closed_at = START + (5 + held) * HOUR
-            await add_trade(conn, "parts", closed_at, held=held * HOUR, notional="1000", label=number)
-    run = (await bench.runs.refresh())["parts"]
-    (trade,) = own_trades(LuckRequest(run, 0, START, START + 10 * HOUR, Decimal(10_000)))
-    assert trade.held == timedelta(hours=2)
-    assert trade.size == pytest.approx(0.2)
 
 
 async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Bench) -> None:

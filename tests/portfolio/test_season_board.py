@@ -19,6 +19,7 @@ from trader.portfolio.analytics import Analytics
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
 from trader.portfolio.domain.board import PrimaryComparison, RankInterval
 from trader.portfolio.domain.seasons import SeasonRecord
+from trader.portfolio.evidence import Evidence
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.sql.seasons import insert_season_record
@@ -205,8 +206,7 @@ async def test_a_verdict_rests_on_the_bounds_of_the_season_and_not_on_seen_lever
     async with bench.database.connection() as conn:
         await conn.execute("UPDATE portfolio_hourly SET leverage = 5")
     await _amend(bench.database, hour_loss_max_percent=4.0)
-    bench.runs = CurrentRuns(bench.database)
-    bench.restart()
+    bench.evidence = Evidence(bench.database, CurrentRuns(bench.database), bench.clock)
     verdict = (await bench.report())["good#0"].comparisons[0].verdict
     assert (verdict.statement.bound, verdict.word) == (0.04, "better")
     await _amend(bench.database, 2, hour_loss_max_percent=0.5, hour_gain_max_percent=0.5)
@@ -262,8 +262,7 @@ async def test_actions_after_the_end_change_no_board(database: Database) -> None
     await bench.configure("plain", "d", 2, after)
     await bench.curve("good", np.full(14, 0.1), since=after + HOUR, number=2)
     for runs in (bench.runs, CurrentRuns(database)):  # already loaded, and as read by a new process
-        bench.runs = runs
-        bench.restart()
+        bench.evidence = Evidence(database, runs, bench.clock)
         assert await _shown(bench) == shown
 
 

@@ -1,5 +1,6 @@
 """Tables of results: round trips as CSV, as Parquet, and as DataFrames."""
 
+import csv
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -47,4 +48,36 @@ def test_a_folder_without_tables_or_with_others_is_named(tmp_path: Path) -> None
         results.load(tmp_path)
     (tmp_path / "trades.csv").write_text("account,profit\n")
     with pytest.raises(SettingsError, match="trades has the columns account, profit, not account, symbol"):
+        results.load(tmp_path)
+
+
+FORMULAS = ["=1+1", "+cmd", "-x", "@sum", "\t=1", "\r=1", "'=1", "＝1", "-3.5+1"]
+
+
+def test_no_text_of_a_table_is_a_formula_and_every_one_is_read_back(tmp_path: Path) -> None:
+    tables, texts = results.empty(), [*FORMULAS, "-3.5", "+1e7", "it's", "a=b"]
+    for text in texts:
+        tables.decisions.add(AT, text, text, text, text, text, text)
+        tables.fills.add(AT, text, text, text, -3.5, -1, -1e-7, True, text)
+    for table in tables:
+        table.write(tmp_path, "csv")
+    with (tmp_path / "decisions.csv").open(newline="") as lines:
+        rows = [row[1:] for row in csv.reader(lines)][1:]
+    assert [set(row) for row in rows] == [{f"'{text}" if text in FORMULAS else text} for text in texts]
+    assert "-3.5,-1.0,-1e-07" in (tmp_path / "fills.csv").read_text(), "numbers stay numbers"
+    loaded = results.load(tmp_path)
+    assert list(loaded.decisions["reason"]) == texts
+    assert list(loaded.fills["cause"]) == texts
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["1e999,1,1", "9" * 400 + ",1,1", "one,1,1", "1,1", "x" * 200_000 + ",1,1", "\x00,1,1", '"'],
+)
+def test_a_damaged_table_is_named(tmp_path: Path, row: str) -> None:
+    for table in results.empty():
+        table.write(tmp_path, "csv")
+    with (tmp_path / "equity.csv").open("a") as lines:
+        lines.write(f"2025-01-02T03:04:05.678Z,a,{row}\n")
+    with pytest.raises(SettingsError, match=r"equity\.csv cannot be read"):
         results.load(tmp_path)

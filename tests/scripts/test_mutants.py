@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support import mutants
-from support.mutant_list import MUTANTS, Mutant
-from support.mutants import ROOT, planted
+from tools import mutants
+from tools.mutant_list import MUTANTS, Mutant
+from tools.mutants import ROOT, planted
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

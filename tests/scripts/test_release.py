@@ -54,7 +54,7 @@ def test_the_lock_matches_the_project(lock: Path, extra: str | None) -> None:
     assert text.startswith(release_module().lock_header(extra)), ADVICE
     assert len(PINNED.findall(text)) == len(re.findall(r"^\S+==", text, re.MULTILINE)), "every package has hashes"
     locked = pins(lock)
-    for dependency in map(Requirement, inputs["dependencies"]):
+    for dependency in map(Requirement, [*inputs["dependencies"], *inputs.get("overrides", ())]):
         versions = locked.get(canonicalize_name(dependency.name), [])
         assert versions, f"{dependency}: {ADVICE}"
         assert all(dependency.specifier.contains(version) for version in versions), f"{dependency}: {ADVICE}"
@@ -78,11 +78,32 @@ def test_dependencies_of_locked_packages_are_locked_too() -> None:
 
 def test_the_version_is_defined_once() -> None:
     assert "version" not in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert version("trader") == __version__
+    assert version("trader-service") == __version__
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     latest = re.search(r"^## \[(.+?)\](?: \((.+?)\))?", changelog, re.MULTILINE)
     assert latest is not None
     assert __version__ in (latest[1], latest[2])
+
+
+def test_users_are_told_to_install_this_distribution() -> None:
+    """`trader` on the package index is a stranger's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    places = [
+        *ROOT.glob("*.md"),
+        *(path for part in ("docs", "trader", "scripts") for path in (ROOT / part).rglob("*")),
+    ]
+    told = [
+        (path.name, name, extra)
+        for path in places
+        if path.suffix in {".md", ".py", ".ipynb", ".js"}
+        for name, extra in re.findall(
+            r"pip install \S*?([\w-]*trader[\w-]*)(?:\[(.+?)\])?", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(told) >= 5
+    for path, name, extra in told:
+        assert name == project["name"], path
+        assert not extra or extra == "{of}" or extra in project["optional-dependencies"], path
 
 
 def test_a_released_schema_never_changes_without_a_new_version(tmp_path: Path) -> None:
@@ -127,7 +148,7 @@ def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"trader {__version__}" in done.stdout
-    wheel, source = (tmp_path / f"trader-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz"))
+    wheel, source = (tmp_path / f"trader_service-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz"))
     with zipfile.ZipFile(wheel) as packed, tarfile.open(source) as archive:
         names, sources = packed.namelist(), archive.getnames()
     for tree in ("prompts", "api/dashboard/static", "api/reference"):
@@ -135,9 +156,10 @@ def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -
             if path.is_file() and "__pycache__" not in path.parts:
                 assert str(path.relative_to(ROOT)) in names, path
     assert any(name.endswith("share/trader/schema.sql") for name in names)
-    assert f"trader-{__version__}/schema.sql" in sources
+    assert f"trader_service-{__version__}/schema.sql" in sources
     bill = json.loads((tmp_path / "sbom.json").read_bytes())
-    assert (bill["metadata"]["component"]["name"], bill["metadata"]["component"]["version"]) == ("trader", __version__)
+    component = bill["metadata"]["component"]
+    assert (component["name"], component["version"]) == ("trader-service", __version__)
     assert {(component["name"], Version(component["version"])) for component in bill["components"]} == {
         (name, each) for name, versions in pins().items() for each in versions
     }

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.bulk import language_models, seed_season
 from support.calls import Call
 from support.chromium import is_installed, open_tab
 from support.outline import Outline
 
 from trader.agents.variants import VARIANTS
+from trader.commands.models_seed import sample_models
 from trader.database.pool import Database
 from trader.seasons.sql import report as store
 
@@ -26,22 +28,9 @@ CLOSE_SOONER = "UPDATE orders SET closed_at = opened_at + interval '59 seconds' 
 
 
 async def test_a_season_is_rendered_and_unexplained_equity_named(
-    database: Database, call: Call, tmp_path: Path
+    database: Database, dsn: str, call: Call, tmp_path: Path
 ) -> None:
-    season = [
-        "--demo",
-        "--models",
-        f"{MODELS}",
-        "--language-models",
-        "--history",
-        "1",
-        "--how",
-        "bulk",
-        "--cycle",
-        "15",
-    ]
-    seeded = await call("models", "seed", *season)
-    assert seeded.code == 0, seeded.err
+    await seed_season(dsn, 1, language_models(MODELS), cycle=15, shown=False)
     made = await call("report", "--name", "<Season & one>")
     assert made.code == 0, made.err
     html = (tmp_path / "season.html").read_text(encoding="utf-8")
@@ -102,11 +91,9 @@ SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at
 
 
 async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
-    database: Database, call: Call, tmp_path: Path
+    database: Database, dsn: str, call: Call, tmp_path: Path
 ) -> None:
-    season = ["--demo", "--models", "2", "--history", "1", "--how", "bulk", "--cycle", "30"]
-    seeded = await call("models", "seed", *season)
-    assert seeded.code == 0, seeded.err
+    await seed_season(dsn, 1, sample_models(2), cycle=30, shown=False)
     async with database.connection() as conn:
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
     made = await call("report")

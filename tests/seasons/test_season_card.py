@@ -5,11 +5,11 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
@@ -17,18 +17,25 @@ import pytest
 from msgspec.structs import replace
 from support.calls import Call
 from support.published import (
-    FORGED_FILES,
-    FORGED_RECORDS,
     HOURS,
     NEVER,
     RULES,
     SEED,
+    Rows,
     add_rows,
     fuzz,
+    in_rows,
+    lines_of,
+    only_lines,
     open_season,
+    read_table,
     record_rows,
+    swap_names,
     vouch,
+    worse_verdict,
     write_anchors,
+    write_lines,
+    write_table,
 )
 from support.records import HOUR, MINUTE, START, add_run, make_run, make_snapshot
 from support.run_profile import is_nightly
@@ -40,13 +47,109 @@ from trader.core.errors import SettingsError, StartError
 from trader.database.pool import Database
 from trader.portfolio.domain.seasons import SeasonRecord, SeasonResult, Stopping
 from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import NoLuck
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import close_season
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.seasons import insert_season_record, select_latest_season
 from trader.portfolio.tables import Table, load_table
 from trader.seasons.check import DerivedResult, check_result, compare_files, derive_result, differences
+
+
+def _cell(name: str, row: int, column: str, value: str) -> Callable[[Path], None]:
+    def change(rows: Rows) -> None:
+        assert rows[row][rows[0].index(column)] != value
+        rows[row][rows[0].index(column)] = value
+
+    return in_rows(name, change)
+
+
+def _without_bob(folder: Path) -> None:
+    for file in folder.glob("*.csv"):
+        rows = read_table(folder, file.stem)
+        write_table(folder, file.stem, [row for row in rows if "bob" not in row])
+    card = json.loads((folder / "card.json").read_bytes())
+    card["accounts"] = [each for each in card["accounts"] if each["modelId"] != "bob"]
+    (folder / "card.json").write_text(json.dumps(card))
+
+
+def _in_record(before: str, after: str) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        lines = lines_of(folder)
+        assert any(before in line for line in lines), before
+        write_lines(folder, [line.replace(before, after) for line in lines])
+
+    return forge
+
+
+def _in_card(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        card = json.loads((folder / "card.json").read_bytes())
+        change(card)
+        (folder / "card.json").write_text(json.dumps(card))
+
+    return forge
+
+
+def _in_report(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    (folder / "report.html").write_text(text.replace("Model ada", "Model bob"))
+
+
+def _discovery(card: Any) -> None:
+    row = card["evidence"]["entrants"][1]["differences"][0]
+    row.update(verdict="better", pValue=0.001, eValue=1e6, reason=None)
+
+
+FORGED_FILES: Final[dict[str, Callable[[Path], None]]] = {
+    "an entrant is deleted from all tables": _without_bob,
+    "the names of models are swapped": in_rows("models", swap_names),
+    "a provider is another": _cell("models", 1, "router_model", "rules/better"),
+    "a cut-off is another": _cell("models", 1, "training_cutoff", "2020-01-01"),
+    "coverage": _cell("entrants", 1, "due", "9.0"),
+    "a reset": in_rows("past_runs", lambda rows: rows.insert(1, rows[1])),
+    "traded by hand": _cell("entrants", 1, "manual_since", "2026-03-05T00:00:00.000Z"),
+    "a hand is forgotten": _cell("entrants", 3, "manual_since", "NaT"),
+    "a trade of a rival is invented": in_rows("positions", lambda rows: rows.append(rows[-1])),
+    "a trade of a rival is dropped": in_rows("positions", lambda rows: rows.remove(rows[-1])),
+    "equity": _cell("hours", 100, "equity", "99999.0"),
+    "an hour is added": in_rows("hours", lambda rows: rows.append(["ada", "2026-03-20T00:00:00.000Z", *rows[1][2:]])),
+    "a price": _cell("fills", 1, "price", "1.0"),
+    "a capital": _cell("runs", 1, "capital", "5000.0"),
+    "a close of the market": _cell("closes", 3, "close", "1.0"),
+    "the report": _in_report,
+    "a verdict": _in_card(worse_verdict),
+    "the primary verdict": _in_card(lambda card: card["evidence"]["primary"].update(verdict="worse")),
+    "another primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(entrant="bob")),
+    "the α of the primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(alpha=0.5)),
+    "no primary comparison": _in_card(lambda card: card["evidence"].pop("primary")),
+    "a discovery": _in_card(_discovery),
+    "an e value": _in_card(lambda card: card["evidence"]["entrants"][1]["differences"][0].update(eValue=1e6)),
+    "a bound in the card": _in_card(lambda card: card["evidence"]["season"]["rules"].update(hourLossMaxPercent=4.0)),
+    "fees": _in_card(lambda card: card["season"].update(takerFeeBps=0.0)),
+    "the market": _in_card(lambda card: card["season"].update(marketIdentity="synthetic:8")),
+    "the seed": _in_record('\\"seed\\":\\"7\\"', '\\"seed\\":\\"8\\"'),
+    "the end": _in_record('\\"until\\":\\"2026-03-11T22:00:00.000Z\\"', '\\"until\\":\\"2026-03-10T22:00:00.000Z\\"'),
+}  # fmt: skip
+"""Forgeries that the record itself contradicts, so that finding them needs no anchor."""
+
+
+FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
+    "the record is cut to its first link": lambda folder: write_lines(folder, lines_of(folder)[:1]),
+    "the record ends before the closing": lambda folder: write_lines(folder, lines_of(folder)[:-1]),
+    "an amendment is removed": only_lines(lambda line: "a typing error" not in line),
+    "all rules are removed": only_lines(lambda line: '"kind":"season_records"' not in line),
+    "α": _in_record('\\"alpha\\":0.05', '\\"alpha\\":0.5'),
+    "the primary comparison in the record": _in_record('\\"entrant\\":\\"ada\\"}', '\\"entrant\\":\\"bob\\"}'),
+    "its α in the record": _in_record('\\"alpha\\":0.05,\\"entrant\\"', '\\"alpha\\":0.5,\\"entrant\\"'),
+    "a bound in the record": _in_record('\\"hour_loss_max_percent\\":20', '\\"hour_loss_max_percent\\":90'),
+    "a decision": _in_record('"status":"completed"', '"status":"failed"'),
+    "an equity in the record": _in_record('"leverage":"2.0"', '"leverage":"1.0"'),
+    "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),
+    "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
+    "an empty record": lambda folder: write_lines(folder, []),
+}
+"""Forgeries that a rebuilt record hides from everyone without an anchor."""
+
 
 RESULT = SeasonResult(until=iso(RULES.end), position=1, head="", card="", version="", code="")
 
@@ -238,14 +341,14 @@ async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(publishe
     assert "forged/report.html is not a regular file" in await refused(folder)
     folder = published.copy()
     (folder / "card.json").write_text("[" * 100_000 + "]" * 100_000)
-    assert "forged/card.json is nested too deeply" in await refused(folder)
+    assert "forged/card.json cannot be read: more than 50 lists and objects within each other" in await refused(folder)
     folder = published.copy()
     with (folder / "record.jsonl").open("a") as lines:
         lines.write('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
     assert "of the record is nested too deeply" in await refused(folder)
     folder = published.copy()
     (folder / "hours.csv").write_bytes(b"\xff\xfe")
-    assert "hours cannot be read" in await refused(folder)
+    assert "hours.csv cannot be read" in await refused(folder)
 
 
 @pytest.mark.parametrize("name", ["hours", "positions"])
@@ -382,7 +485,7 @@ async def test_the_card_of_a_season_matches_its_board_even_after_a_later_reset(
     await open_season(database, rules)
     await add_rows(database)
     clock = LockstepClock(START + HOURS * HOUR)
-    report = await Evidence(database, CurrentRuns(database), NoLuck(), clock).report("run")
+    report = await Evidence(database, CurrentRuns(database), clock).report("run")
     board = msgspec.to_builtins(GetEvidenceOutput.of("run", report))
     async with database.connection() as conn:
         await add_run(conn, "ada", make_run("ada", 2, at=RULES.end + HOUR))

@@ -4,8 +4,9 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,20 +17,24 @@ from support.composed import composed
 from support.raw_socket_service import CALL, Context, Service, registry
 from support.served import AppClient, Client, make_app, make_stream_app, served
 
+from trader.api.broadcast import CAPACITY
 from trader.api.context import ACCESS
 from trader.api.dashboard.document import document
-from trader.api.routes import Route
+from trader.api.routes import Documented, Route
+from trader.api.schemas.common import Refusal
 from trader.api.stream_table import STREAMS
 from trader.api.streams import Broadcasters
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError
 from trader.core.events import EventBus
 from trader.database.pool import Database
-from trader.operations.access import READ_EVERY_S, WRONG_MAX, Access
+from trader.operations.access import READ_EVERY_S, WRONG_MAX, Access, issue
+from trader.operations.domain.credentials import OPERATOR_MARK
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
 READ, TRADE = "read-0123456789abcdef", "trade-0123456789abcdef"
+ISSUED, ISSUED_TOKEN = issue(OPERATOR_MARK, "page", datetime(2026, 1, 1, tzinfo=UTC), ("read",))
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -43,7 +48,7 @@ def basic(password: str) -> dict[str, str]:
 @pytest.fixture
 async def access() -> Access:
     """Access with the two tokens of the settings, which needs no database."""
-    return Access(Any, Secret(TRADE), Secret(READ))  # type: ignore[arg-type]  # only keys and tokens of trader read it
+    return Access(None, Secret(TRADE), Secret(READ), [ISSUED_TOKEN])
 
 
 @pytest.fixture
@@ -52,7 +57,8 @@ async def client(access: Access, aiohttp_client: AiohttpClient) -> AppClient:
         return web.json_response({})
 
     paths = ("/", "/health", "/health/live", "/health/schedulers", "/metrics", "/api/events/positions")
-    routes = [definition for path in paths for definition in Route(path).get(answer)]
+    said = {200: Documented("An object.", Refusal)}
+    routes = [definition for path in paths for definition in Route(path, responses=said).get(answer)]
     settings = Settings.load({"PORT": "0", "API_TOKEN": TRADE, "READ_TOKEN": READ}, None, demo=True)
     app = make_app(routes, context=Context(settings), registry=registry, settings=settings)
     app[ACCESS] = access
@@ -70,7 +76,7 @@ async def test_read_token_restricts_reading(client: AppClient, path: str) -> Non
             assert answer.status == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live"])
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/"])
 async def test_supervisors_need_no_token(client: AppClient, path: str) -> None:
     async with client.get(path) as answer:
         assert answer.status == 200
@@ -98,7 +104,11 @@ async def test_wrong_tokens_block_their_address_but_not_authenticated_callers(
     for number in range(WRONG_MAX):
         async with client.get("/metrics", headers=bearer(f"guess-{number}")) as answer:
             assert answer.status == 401
-    for token in ("guess", TRADE):  # a correct guess is not detected while the address is blocked
+    async with client.get("/metrics", headers=bearer(ISSUED)) as answer:
+        assert answer.status == 200, (
+            "nobody guesses an issued token, so strangers behind the same proxy cannot block it"
+        )
+    for token in ("guess", TRADE, ISSUED[:-1]):  # a correct guess is not detected while the address is blocked
         async with client.get("/metrics", headers=bearer(token)) as answer:
             assert answer.status == 429
             assert 0 < int(answer.headers["Retry-After"]) <= 60
@@ -175,6 +185,25 @@ async def stream(database: Database) -> AsyncIterator[Client]:
     app[ACCESS] = Access(database, None)
     async with served(app) as client:
         yield client
+
+
+async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client, call: Call) -> None:
+    added = [await call(*["tokens", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
+    valid, revoked = (json.loads(said.out)["token"] for said in added)
+    assert (await call(*["tokens", "revoke", "revoked"])).code == 0
+    async with AsyncExitStack() as opened:
+
+        async def status_of(**headers: str) -> int:
+            answer = await opened.enter_async_context(stream.get("/api/events/trades", headers=headers))
+            return answer.status
+
+        assert [await status_of() for _ in range(CAPACITY)] == [200] * CAPACITY
+        assert [await status_of(), await status_of(**bearer(revoked)), await status_of(**bearer(valid))] == [
+            503,
+            503,
+            200,
+        ]
+        assert await status_of() == 503
 
 
 @pytest.mark.parametrize("is_rotated", [False, True], ids=["revoked", "rotated"])

@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from msgspec import inspect
 from support.loop_lag import LoopLag
 from support.raw_socket_service import CALL, FAST, Service, running
-from support.waiting import turns
+from support.waiting import turns, until
 
 from trader.api.connections import ConnectionLimits
 from trader.api.registry import REGISTRY, Registry, load_procedures
@@ -106,7 +106,7 @@ async def test_the_largest_bodies_block_the_loop_for_milliseconds() -> None:
 
 @pytest.fixture
 async def patient() -> AsyncIterator[Service]:
-    async with running(ConnectionLimits()) as started:
+    async with running(ConnectionLimits(), API_TOKEN="t" * 20) as started:
         yield started
 
 
@@ -114,10 +114,15 @@ async def test_unfinished_bodies_share_a_budget_and_others_continue(patient: Ser
     part = b"{" + b" " * (BODY_SIZE_MAX - 2)
     begun = CALL + b"Content-Length: %d\r\n\r\n%b" % (BODY_SIZE_MAX, part)
     count = WAITING_BYTES_MAX // len(part) + 20
+    known_head = CALL + b"Authorization: Bearer " + b"t" * 20 + b"\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+    known, known_writer = await patient.connect(known_head + b"{")
+    await until(lambda: patient.waiting_bytes)
     attackers = [await patient.connect(begun) for _ in range(count)]
     async with asyncio.timeout(20):
         first = await attackers[0][0].read(12)
-    assert first == b"HTTP/1.1 408", "the one that waits longest makes room"
+    assert first == b"HTTP/1.1 408", "the anonymous one that waits longest makes room"
+    known_writer.write(b"}")
+    assert (await known.read()).startswith(b"HTTP/1.1 200 ")
     reader, writer = await patient.connect(CALL + b"Content-Length: 2\r\nConnection: close\r\n\r\n{")
     await turns(1)
     writer.write(b"}")

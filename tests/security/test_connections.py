@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.raw_socket_service import CALL, FAST, Service, request_id_of, running
+from support.raw_socket_service import CALL, FAST, Service, registry, request_id_of, running
 
 from trader.api.connections import ConnectionLimits
 
@@ -211,6 +211,21 @@ async def test_the_longest_idle_connection_makes_room_regardless_of_age() -> Non
             assert await gone.read() == b""
             await asks()
         await service.until(lambda count: count == 8)
+
+
+async def test_connections_that_wait_for_strangers_make_room_before_a_newcomer() -> None:
+    promised, environ = b"Content-Length: 2\r\n", {"API_TOKEN": "t" * 20, "HTTP_BODY_TIMEOUT_S": "60"}
+    async with running(ConnectionLimits(connections_max=3), registry, **environ) as service, asyncio.timeout(10):
+        known = await service.connect(CALL + b"Authorization: Bearer " + b"t" * 20 + b"\r\n" + promised + b"\r\n{")
+        strangers = [await service.connect(CALL + promised + b"\r\n{") for _ in range(2)]
+        await service.until(lambda _: service.waiting_bytes == 3)
+        for stranger, _ in strangers:
+            newcomer, _ = await service.connect(CALL + promised + b"\r\n{}")
+            assert (await newcomer.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await service.connect(CALL + promised + b"\r\n{")
+            assert await stranger.read() == b""
+        known[1].write(b"}")
+        assert (await known[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from typing import Final
 
 import asyncpg
 import pytest
+from benchmarks.bulk import language_models, seed_season
 from support.calls import Call
 from support.chromium import Tab, chromium_program, open_tab
 from support.process import serving
@@ -15,8 +16,6 @@ from trader.database.pool import Connection, Database
 pytestmark = pytest.mark.processes
 
 HOSTILE: Final = """<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>${window.pwned=1}' " & </td>"""
-
-SEED: Final = ["--demo", "--models", "4", "--language-models", "--history", "1", "--how", "bulk", "--cycle", "30"]
 
 OTHERS: Final = f"""
 INSERT INTO halts (cause, reason, halted_by) VALUES ('operator', $${HOSTILE}$$, $${HOSTILE}$$);
@@ -71,7 +70,7 @@ async def test_text_from_users_and_models_is_never_interpreted(
     tmp_path: Path, dsn: str, database: Database, call: Call
 ) -> None:
     chromium_program()
-    assert (await call("models", "seed", *SEED)).code == 0
+    await seed_season(dsn, 1, language_models(4), cycle=30, shown=False)
     async with database.connection() as conn:
         written = await make_hostile(conn)
         assert written >= {"models.name", "models.router_model_name", "invocations.response", "orders.invalidation"}, (

@@ -93,7 +93,7 @@ def placed(broadcaster: Broadcaster, *addresses: str) -> list[Subscriber]:
 
 
 def test_a_single_address_may_have_every_slot_of_a_stream() -> None:
-    broadcaster = Broadcaster("positions", capacity=50, is_shared=True)
+    broadcaster = Broadcaster("positions", capacity=50)
     subscribers = placed(broadcaster, *["a"] * 50)
     with pytest.raises(Unavailable, match="All 50 places of the stream positions are taken"):
         placed(broadcaster, "a")
@@ -102,7 +102,7 @@ def test_a_single_address_may_have_every_slot_of_a_stream() -> None:
 
 
 def test_other_addresses_get_their_share_of_a_full_stream() -> None:
-    broadcaster = Broadcaster("positions", capacity=4, is_shared=True)
+    broadcaster = Broadcaster("positions", capacity=4)
     greedy = placed(broadcaster, "a", "a", "a", "a")
     placed(broadcaster, "b")
     assert [each.ended for each in greedy] == [True, False, False, False], "the oldest made room"
@@ -113,18 +113,8 @@ def test_other_addresses_get_their_share_of_a_full_stream() -> None:
     assert (len(broadcaster), sum(each.ended for each in greedy)) == (4, 3)
 
 
-def test_no_open_stream_is_closed_for_a_newcomer_unless_slots_are_shared() -> None:
-    broadcaster = Broadcaster("positions", capacity=4)
-    subscribers = placed(broadcaster, "a", "a", "a", "a")
-    for newcomer in ("b", "*"):
-        with pytest.raises(Unavailable, match="All 4 places of the stream positions are taken"):
-            placed(broadcaster, newcomer)
-    assert not any(each.ended for each in subscribers)
-    assert broadcaster.dropped == 0
-
-
 def test_keys_and_tokens_always_get_a_slot() -> None:
-    broadcaster = Broadcaster("positions", capacity=3, is_shared=True)
+    broadcaster = Broadcaster("positions", capacity=3)
     placed(broadcaster, "a", "b", "c")
     known = placed(broadcaster, "*", "*", "*")
     with pytest.raises(Unavailable):
@@ -202,6 +192,8 @@ async def test_a_reader_that_accepts_nothing_is_disconnected_even_if_its_message
         ),
         ("/", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, True),
         ("/", LINK, False),
+        ("/", {**LINK, "Sec-Fetch-Site": "same-site"}, False),
+        ("/api/events/positions", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, True),
         ("/health", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, True),
         ("/health", {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, False),
         ("/health", {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:3000"}, False),

@@ -3,10 +3,11 @@
 import ast
 import copy
 import importlib.util
+import os
 import pickle
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -656,3 +657,29 @@ def test_every_setting_is_read_somewhere() -> None:
 def test_only_reads_of_the_settings_count() -> None:
     assert fields_read("port(context.settings.host, self._settings.port)") == {"host", "port"}
     assert fields_read("read_some(environ, file, 'role')\nother.seed\nsettings.seed = 1") == {"role"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_an_env_file_that_others_could_have_written_is_read_only_if_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(".env")
+    file.write_text("PORT=9\n")
+    file.chmod(0o664)  # by a group of its own, as many systems leave it
+    assert main(["settings", "--demo"]) == 0
+    changes: list[tuple[Callable[[], None], Callable[[], None], str]] = [
+        (lambda: os.chown(file, 61_000, 0), lambda: os.chown(file, 0, 0), ".env belongs to another user (61000)"),
+        (lambda: file.chmod(0o666), lambda: file.chmod(0o600), ".env can be changed by other users (chmod go-w .env)"),
+        (lambda: tmp_path.chmod(0o777), lambda: tmp_path.chmod(0o700), f"{tmp_path} can be changed by other users"),
+    ]
+    for change, undo, reason in changes:
+        change()
+        for command in ("settings --demo", "status", "halt"):
+            assert main(command.split()) == 2
+            assert f".env is not read: {reason}" in capsys.readouterr().err
+        assert main(["settings", "--demo", "--env-file", ".env"]) == 0
+        undo()
+    capsys.readouterr()
+    assert main(["settings", "--demo"]) == 0
+    assert "9" in capsys.readouterr().out

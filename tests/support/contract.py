@@ -109,7 +109,18 @@ TRADE = {
     "fees": number,
     "funding": number,
     "netPnl": number,
-    "closeReason": ("order", "limit", "stop", "invalidation", "target", "time", "liquidation", "reset", "operator"),
+    "closeReason": (
+        "order",
+        "limit",
+        "stop",
+        "invalidation",
+        "target",
+        "time",
+        "liquidation",
+        "reset",
+        "operator",
+        "ended",
+    ),
     "confidence?": number,
     "openedAt": iso,
     "closedAt": iso,
@@ -194,6 +205,7 @@ ORDER = {
 ACCOUNT = {
     "accountId": text,
     "runId": (uuid, None),
+    "exists": boolean,
     "quoteCurrency": text,
     "initialCapital": number,
     "cashBalance": number,
@@ -555,14 +567,6 @@ OUTPUTS: Mapping[str, Shape] = {
                 "reason": (text, None),
                 "amongBest": boolean,
                 "differences": [_DIFFERENCE],
-                "luck": (
-                    {
-                        **dict.fromkeys(("hours", "traders", "tradesCount"), count),
-                        **dict.fromkeys(("returnPercent", "quantile", "pValue", "low", "median", "high"), number),
-                    },
-                    None,
-                ),
-                "luckReason": (text, None),
                 "rank": (dict.fromkeys(("first", "last", "among"), count), None),
                 "account": {
                     "runs": count,

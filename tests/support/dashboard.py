@@ -1,10 +1,9 @@
 """A page of the dashboard in a real browser, and waits for its content."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from support.chromium import Tab, open_tab
 from support.waiting import until
@@ -52,26 +51,6 @@ async def shows(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"))
 
 
-async def shows_figures(
-    tab: Tab, table: str, answered: Callable[[], Awaitable[list[dict[str, Any]] | None]], name: str
-) -> None:
-    """Wait until the rows of a table show exactly this figure of the rows answered at the same time."""
-    titles = f"""(() => {{
-        const rows = document.querySelectorAll('section[aria-label="{table}"] tbody tr')
-        return [...rows].map(row => [...row.querySelectorAll('td span[title]:not(.key)')].map(one => one.title))
-    }})()"""
-
-    async def are_equal() -> bool:
-        rows, shown = await answered(), await tab.evaluate(titles)
-        if not rows or len(rows) != len(shown):
-            return False
-        numbers = [row[name] for row in rows]
-        texts = await tab.evaluate(f"({json.dumps(numbers)}).map(String)")
-        return all(text in seen for text, seen in zip(texts, shown, strict=True))
-
-    await until(are_equal)
-
-
 async def gone(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"))
 
@@ -89,13 +68,3 @@ async def visit(tab: Tab, url: str, path: str) -> None:
     await tab.command("Page.navigate", url="about:blank")
     await tab.command("Page.navigate", url=url + path)
     await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"))
-
-
-async def choose_moment(tab: Tab, label: str, minute: str) -> None:
-    """Enter a minute in one of the fields of the range."""
-    chosen = f"""(() => {{
-        const field = [...document.querySelectorAll('.moment')].find(one => one.innerText.startsWith('{label}')).control
-        field.value = '{minute}'
-        field.dispatchEvent(new Event('change', {{ bubbles: true }}))
-    }})()"""
-    await tab.evaluate(chosen)

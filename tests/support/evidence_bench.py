@@ -15,11 +15,8 @@ from trader.core.intervals import Returns
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import unopened_account
-from trader.market.feed import MarketFeed
-from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.domain.baselines import Baseline, BaselineState
 from trader.portfolio.evidence import EntrantEvidence, Evidence
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.sql import baselines as baselines_store
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -33,13 +30,7 @@ class Bench:
         self.clock = ManualClock(START)
         self.settings = make_settings()
         self.runs = CurrentRuns(database)
-        self.restart()
-
-    def restart(self) -> None:
-        """Create the comparison with luck as in a new process."""
-        market = MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock)
-        self.luck = LuckTable(self.database, market, self.settings)
-        self.evidence = Evidence(self.database, self.runs, self.luck, self.clock)
+        self.evidence = Evidence(database, self.runs, self.clock)
 
     async def curve(
         self, account_id: str, returns: Returns, leverage: float = 1.0, since: datetime = START, number: int = 1

@@ -2,11 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-import pytest
 from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
 from support.waiting import turns
@@ -23,7 +21,6 @@ from trader.market.domain.markets import (
     Quote,
     Tick,
 )
-from trader.market.feed import MarketFeed, OnTick
 
 START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -103,40 +100,3 @@ class ScriptedSource:
 
     def trouble(self, symbol: str) -> str | None:
         return self.troubles.get(symbol)
-
-
-class Feed:
-    """A `MarketFeed` whose loop runs on a scripted source."""
-
-    def __init__(self, source: ScriptedSource, clock: Clock, patience: timedelta = 5 * SECOND) -> None:
-        self.source = source
-        self.market = MarketFeed(source, clock, patience=patience)
-        self.seen: list[Tick] = []
-
-    async def on_tick(self, given: Tick) -> None:
-        self.seen.append(given)
-
-    async def give(self, *items: Tick | Exception | None) -> None:
-        """Put items into the queue, and let the loop process them."""
-        for item in items:
-            self.source.queue.put_nowait(item)
-        await turns()
-
-
-@asynccontextmanager
-async def feeding(
-    clock: Clock,
-    *,
-    on_tick: OnTick | None = None,
-    ends_at: datetime | None = None,
-    patience: timedelta = 5 * SECOND,
-) -> AsyncIterator[Feed]:
-    feed = Feed(ScriptedSource(ends_at), clock, patience)
-    running = asyncio.create_task(feed.market.run(on_tick or feed.on_tick, START))
-    await turns()
-    try:
-        yield feed
-    finally:
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running

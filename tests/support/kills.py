@@ -4,25 +4,17 @@ The second run is in this process: it processes the same ticks, and places each 
 decided on it. The rows of both must be the same.
 """
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from random import Random
 from typing import Any, Final, NamedTuple
 
-import aiohttp
 import msgspec
 from support.manual_clock import ManualClock
-from support.process import ServiceProcess
 from support.scripted import make_settings
 from support.venue import make_exchange
 
-from trader.agents.domain.models import Model
-from trader.agents.sql.models import upsert_model
 from trader.api.schemas.simulator import PlaceOrderInput
-from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.paper import PaperExchange
 from trader.exchange.sql.accounts import select_lived_until
@@ -49,19 +41,6 @@ class Act(NamedTuple):
     cancels: int | None = None
 
 
-@dataclass
-class Storm:
-    """The requests and observations of clients, across all lives of the service."""
-
-    acts: list[Act] = field(default_factory=list)
-    resting: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Account and id of the orders that were left resting, by the number of the act."""
-    seen_until: str = ""
-    """The latest market time seen by any observer."""
-    lived_twice: list[tuple[str, str]] = field(default_factory=list)
-    """Times of the market at a start that were not later than what had been seen before."""
-
-
 async def write_candles(folder: Path, seed: int, begin: datetime, hours: int) -> None:
     """Write kline files of a synthetic market."""
     folder.mkdir()
@@ -72,81 +51,6 @@ async def write_candles(folder: Path, seed: int, begin: datetime, hours: int) ->
             f"{int(c.open_time.timestamp() * 1000)},{c.open},{c.high},{c.low},{c.close},{c.volume}" for c in candles
         )
         (folder / f"{symbol}USDT-1m.csv").write_text("\n".join(lines))
-
-
-async def without_models(database: Database, now: datetime) -> None:
-    """Make a demo invoke no models: it creates models only if there are none."""
-    async with database.connection() as conn:
-        await upsert_model(
-            conn,
-            Model(
-                id="nobody", name="Nobody", variant=VariantId.APEX, provider="rules", router_model_name="rules/apex",
-                active=False, created_at=now,
-            ),
-        )  # fmt: skip
-
-
-async def carry_on(service: ServiceProcess, storm: Storm, rng: Random, life_s: float) -> None:
-    """Trade with every account until the service is killed, after `life_s` seconds."""
-    _, report = await service.get("/health/schedulers")
-    began = report["market"]["lastUpdateAt"] or ""
-    if began and began < storm.seen_until:
-        storm.lived_twice.append((storm.seen_until, began))
-    clients = [asyncio.create_task(_trade(service, storm, account_id, Random(rng.random()))) for account_id in ACCOUNTS]
-    clients.append(asyncio.create_task(_watch(service, storm)))
-    await asyncio.sleep(life_s)  # the moment of the kill is random
-    await service.kill()
-    for outcome in await asyncio.gather(*clients, return_exceptions=True):
-        if not isinstance(outcome, aiohttp.ClientError | OSError):
-            raise AssertionError(outcome)
-
-
-async def _watch(service: ServiceProcess, storm: Storm) -> None:
-    while True:
-        _, report = await service.get("/health/schedulers")
-        storm.seen_until = max(storm.seen_until, report["market"]["lastUpdateAt"] or "")
-
-
-async def _trade(service: ServiceProcess, storm: Storm, account_id: str, rng: Random) -> None:
-    while True:
-        prices = {
-            price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]
-        }
-        number = len(storm.acts)
-        resting = [entry for entry, (owner, _) in storm.resting.items() if owner == account_id]
-        if resting and rng.random() < 0.1:
-            cancelled = rng.choice(resting[-5:])
-            storm.acts.append(Act(account_id, number, {}, cancelled))
-            order_id = storm.resting[cancelled][1]
-            await service.try_call("simulator.cancelOrder", accountId=account_id, orderId=order_id)
-            continue
-        order = _order(rng, prices)
-        storm.acts.append(Act(account_id, number, order))
-        status, body = await service.try_call(
-            "simulator.placeOrder", accountId=account_id, clientOrderId=str(number), **order
-        )
-        if status == 503:  # the database has not yet noticed that the killed process is gone, so this one stands by
-            await asyncio.sleep(0.05)
-            continue
-        assert status == 200, (status, body)
-        if body["order"]["status"] == "resting":
-            storm.resting[number] = account_id, body["order"]["id"]
-
-
-def _order(rng: Random, prices: dict[str, float]) -> dict[str, Any]:
-    """Return mostly limit orders so near the price that a book of the next minutes fills them, or a recent one did."""
-    symbol, side = rng.choice(list(SIZES)), rng.choice(["buy", "sell"])
-    order: dict[str, Any] = {
-        "symbol": symbol, "side": side, "quantity": SIZES[symbol] * rng.choice([0.2, 1, 3]), "leverage": 10,
-        "reduceOnly": rng.random() < 0.15,
-    }  # fmt: skip
-    sign = 1 if side == "buy" else -1
-    if rng.random() < 0.7:
-        order |= {"type": "limit", "limitPrice": prices[symbol] * (1 - sign * rng.uniform(-0.0001, 0.0015))}
-    elif rng.random() < 0.7:
-        away = prices[symbol] * rng.uniform(0.0005, 0.003)
-        order["exitPlan"] = {"stop": prices[symbol] - sign * away, "target": prices[symbol] + sign * away}
-    return order
 
 
 # --- the unkilled run -------------------------------------------------------------------------------------------------

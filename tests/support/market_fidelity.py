@@ -45,14 +45,6 @@ def draw_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, list[
     return marks
 
 
-def part_of(minutes: Minutes, begin: int, stop: int) -> Minutes:
-    """Return the candles [begin, stop)."""
-    part = Minutes()
-    for place in range(begin, stop):
-        part.append(minutes[place])
-    return part
-
-
 class Rule(NamedTuple):
     """A rule that follows, at `second`, the price move of the last `look_back` seconds until `exit_second`.
 
@@ -97,18 +89,6 @@ def turned(earned: OfMinutes, minutes: int) -> OfMinutes:
     sums = numpy.concatenate([[0.0], numpy.cumsum(earned)])
     sides: OfMinutes = numpy.sign(sums[minutes:-1] - sums[: -minutes - 1])
     return sides * earned[minutes:]
-
-
-def judge_first_second(path: Paths, minutes: Minutes) -> tuple[float, float]:
-    """Follow the first price of each minute, against the close of the candle before, to the last second.
-
-    Return the t and the mean, in basis points, of the gains. The close has all recorded digits, which the price on the
-    market's grid may lack: a grid that rounds an open differently from the close before tells which way.
-    """
-    closes = numpy.log(numpy.array(minutes.close)) * 1e4
-    follows = numpy.diff(numpy.array(minutes.minute)) == 1
-    earned = (numpy.sign(path[1:, 0] - closes[:-1]) * (path[1:, -1] - path[1:, 0]))[follows]
-    return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
 
 
 class Passed(NamedTuple):
@@ -205,24 +185,6 @@ def correlation(paths: Paths, other: Paths, seconds: int) -> float:
     return float(numpy.corrcoef(first, second)[0, 1])
 
 
-def closes_at_extremes(minutes: Minutes) -> OfMinutes:
-    """Return 1 for each minute that closed exactly at its high, -1 at its low, and 0 for the others."""
-    high, low, close = (numpy.array(column) for column in (minutes.high, minutes.low, minutes.close))
-    at_extremes: OfMinutes = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
-    return at_extremes
-
-
-def momentum_of_candles(watched: Minutes, traded: Minutes) -> tuple[float, float]:
-    """Follow a close of one market exactly at its high or low, by trading it or another market through the next minute.
-
-    Return the t and the mean, in basis points, of the gains, using only closes and opens.
-    """
-    opened, close = numpy.array(traded.open), numpy.array(traded.close)
-    sign = closes_at_extremes(watched)[:-1]
-    earned = (sign * (close / opened - 1)[1:])[sign != 0] * 1e4
-    return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
-
-
 class Sample(NamedTuple):
     """A book at a random second of a minute: the minute's range, half the spread, the depth of one side within 2 basis
     points of the mid, and what orders cost against the mid; all but the depth in basis points."""
@@ -252,7 +214,7 @@ def sample(quote: Quote, range_bp: float) -> Sample:
 
 
 def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[float, Quote]]:
-    """Yield, for each minute but the first, its range in basis points and its quote at a random second with asks."""
+    """Yield, for each minute but the first, its range in basis points and its quote at a random second."""
     grid, random = Grid(MARKETS[symbol]), Random(seed)
     paths, day = MinutePaths(f"{seed}:{symbol}", grid, minutes), TrailingDay(float(MARKETS[symbol].tick), minutes)
     model, before = BookModel(grid, SIMULATED_MARKETS[symbol].calm), paths.draw(0)
@@ -260,9 +222,7 @@ def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[
         row = minutes[place]
         marks = paths.draw(place)
         path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
-        quote = path.quote(random.randrange(60), AT)
-        if quote.book.asks:
-            yield (row.high - row.low) / row.open * 1e4, quote
+        yield (row.high - row.low) / row.open * 1e4, path.quote(random.randrange(60), AT)
         before = marks
 
 

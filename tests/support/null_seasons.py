@@ -22,7 +22,7 @@ from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, bet
 from trader.portfolio.domain.board import NO_SEASON, BoardRules, JudgedEntrant, PrimaryComparison, judge_board
 from trader.portfolio.domain.evidence import Statement, Verdict, comparisons_among, judge_family
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.domain.returns import ReturnSeries, mean_series
+from trader.portfolio.domain.returns import ReturnSeries
 
 Returns = NDArray[np.float64]
 """Hourly log returns: accounts × hours."""
@@ -87,25 +87,12 @@ def disasters(percent: float) -> Noise:
 
 def bankruptcies(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     """Return gains that are offset by losing everything once in 2,000 hours, with mean zero."""
-    return _ruin(1 / 2000, rng, accounts, hours)
+    return ruin(1 / 2000, rng, accounts, hours)
 
 
-def _ruin(chance: float, rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+def ruin(chance: float, rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     values = np.log1p(rng.normal(chance / (1 - chance), HOURLY / 10, (accounts, hours)))
     values[rng.random((accounts, hours)) < chance] = -np.inf
-    return values
-
-
-def frequent_ruin(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
-    """Return gains that are offset by losing everything once in 500 hours, with mean zero."""
-    return _ruin(1 / 500, rng, accounts, hours)
-
-
-def lotteries(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
-    """Return small losses that are offset by a gain of 500 % once in 2,000 hours, with mean zero."""
-    chance = 1 / 2000
-    values = np.log1p(rng.normal(-5 * chance / (1 - chance), HOURLY / 10, (accounts, hours)))
-    values[rng.random((accounts, hours)) < chance] = math.log(6)
     return values
 
 
@@ -160,13 +147,6 @@ PROCESSES: Final[dict[str, Process]] = {
         for kind, percent, bound in (("loss", 0.2, 0.2), ("gain", 0.2, 0.2), ("loss", 0.5, 0.04))
     },
 }
-
-BEYOND: Final[dict[str, Process]] = {
-    "loss of all in 0.2 % of hours": Process(frequent_ruin, (1.0, 1.0), 1.0, normal),
-    "gain of 500 % in 0.05 % of hours": Process(lotteries, (1.0, 1.0), 1.0, normal),
-    "drift that turns every 30 days": Process(months),
-}
-"""Seasons that no sequence bounds: moves beyond the bounds of the bets, and drift that turns late."""
 
 
 class NullSeason(NamedTuple):
@@ -269,25 +249,20 @@ def strongest(first: Sums, other: Sums) -> Statement:
     return statement
 
 
-def strongest_of_board(season: NullSeason, hours: int) -> Verdict:
-    """Return the verdict of the smallest p value on the board of all models after this many hours."""
-    return _strongest_verdict(season, _statements(season, hours, range(len(season.models))))
-
-
 def strongest_of_all_boards(season: NullSeason, hours: int) -> Verdict:
     """Return the verdict of the smallest p value on the boards of all models, of each variant and of each window."""
     every = range(len(season.models))
-    statements = _statements(season, hours, every)
+    statements = statements_of(season, hours, every)
     for number in range(len(VARIANTS)):
-        statements += _statements(season, hours, every[number :: len(VARIANTS)])
+        statements += statements_of(season, hours, every[number :: len(VARIANTS)])
     models = season.alive(hours, every)
     for window in WINDOWS.values() if len(models.logs) > 1 else ():
         order = np.argsort(-models.logs[:, max(0, hours - window // HOUR) :].sum(axis=1))
         statements.append(strongest(models.chosen(order[:-1]), models.chosen(order[1:])))
-    return _strongest_verdict(season, statements)
+    return strongest_verdict(season, statements)
 
 
-def _statements(season: NullSeason, hours: int, members: Sequence[int]) -> list[Statement]:
+def statements_of(season: NullSeason, hours: int, members: Sequence[int]) -> list[Statement]:
     """Return the statement of the smallest p value against each reference, and against the best of these models."""
     models = season.alive(hours, members)
     if not len(models.logs):
@@ -302,7 +277,7 @@ def _statements(season: NullSeason, hours: int, members: Sequence[int]) -> list[
     ]
 
 
-def _strongest_verdict(season: NullSeason, statements: Sequence[Statement]) -> Verdict:
+def strongest_verdict(season: NullSeason, statements: Sequence[Statement]) -> Verdict:
     verdicts = judge_family(statements, comparisons_among(len(season.models)))
     return min(verdicts, key=lambda verdict: verdict.p_value)
 
@@ -319,89 +294,11 @@ def wrong_seasons(seeds: Iterable[int], models: int, days: int, process: Process
         yield any(strongest_of_all_boards(season, hours).word != "not distinguishable yet" for hours in looks(days))
 
 
-def wrong_primaries(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
-    """Yield for each season whether a primary comparison of one model with holding nothing is ever judged."""
-    for seed in seeds:
-        season = NullSeason.draw(seed, models, days, process)
-        yield any(_is_primary_judged(season, hours) for hours in looks(days))
-
-
-def _is_primary_judged(season: NullSeason, hours: int) -> bool:
-    model = season.alive(hours, [0])
-    if not len(model.logs):
-        return False
-    (verdict,) = judge_family([strongest(model, Sums.nothing(model))])
-    return verdict.word != "not distinguishable yet"
-
-
 EXPLORATORY: Final = NO_SEASON._replace(primary=PrimaryComparison(entrant="m0", against="holdNothing", alpha=0.05))
 """The rules of a board beside a primary comparison."""
 
 
-def exploratory_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
-    """Yield for each season whether e-BH ever discovers a difference on the board of all models."""
-    for seed in seeds:
-        season = NullSeason.draw(seed, models, days, process)
-        yield any(_is_wrong(*season.entrants(hours), EXPLORATORY) for hours in looks(days))
-
-
-def false_discoveries(seed: int, models: int, days: int, edge: float) -> Iterator[float]:
-    """Yield for each weekly look the share of false discoveries if every other model has an edge, the same for all."""
-    season = NullSeason.draw(seed, models, days, Process(normal, (1.0, 1.0)))
-    season = season._replace(models=season.models + edge * (np.arange(models) % 2)[:, None])
-    for hours in range(168, 24 * days + 1, 168):
-        entrants, _ = season.entrants(hours)
-        board = judge_board(entrants, {}, None, rules=EXPLORATORY)
-        places = {entrant.key: number for number, entrant in enumerate(entrants)}
-        made = [
-            (places[key] % 2, 0 if each.reference_key is None else places[each.reference_key] % 2, each.verdict.word)
-            for key, comparisons in board.comparisons.items()
-            for each in comparisons
-            if each.verdict.word != "not distinguishable yet"
-        ]
-        false = [word != ("better" if own > other else "worse") or own == other for own, other, word in made]
-        yield sum(false) / len(false) if false else 0.0
-
-
-def late_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
-    """Yield for each season whether it is ever wrong, when every other model enters at a random hour of its first half.
-
-    A verdict is wrong, and a rank that excludes a place.
-    """
-    for seed in seeds:
-        season, rng = NullSeason.draw(seed, models, days, process), np.random.default_rng(seed)
-        entries = rng.integers(1, 12 * days, models) * (np.arange(models) % 2)
-
-        def present(
-            hours: int, season: NullSeason = season, entries: NDArray[np.int64] = entries
-        ) -> list[JudgedEntrant]:
-            whole, _ = season.entrants(hours)
-            return [
-                each._replace(series=each.series.within(START + int(entry) * HOUR, each.series.end))
-                for each, entry in zip(whole, entries, strict=True)
-                if entry < hours and each.series is not None
-            ]
-
-        yield any(_is_wrong(present(hours), {}, NO_SEASON) for hours in looks(days))
-
-
-def replicate_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
-    """Yield for each season whether it is ever wrong, when models have five replicates each, which may be ruined."""
-    for seed in seeds:
-        season = NullSeason.draw(seed, 5 * models, days, process)
-
-        def joint(hours: int, season: NullSeason = season) -> list[JudgedEntrant]:
-            copies, _ = season.entrants(hours)
-            groups = [copies[5 * number : 5 * number + 5] for number in range(models)]
-            return [
-                group[0]._replace(series=mean_series([each.series for each in group if each.series is not None]))
-                for group in groups
-            ]
-
-        yield any(_is_wrong(joint(hours), {}, NO_SEASON) for hours in looks(days))
-
-
-def _is_wrong(entrants: Sequence[JudgedEntrant], baselines: dict[str, ReturnSeries | None], rules: BoardRules) -> bool:
+def is_wrong(entrants: Sequence[JudgedEntrant], baselines: dict[str, ReturnSeries | None], rules: BoardRules) -> bool:
     """Return whether the service's board judges anything, or excludes a place, of accounts that have not lost all."""
     alive = [each for each in entrants if not each.is_ruined]
     board = judge_board(alive, baselines, None, len(entrants), rules)

@@ -20,7 +20,12 @@ _READY_TIMEOUT_S = 240
 _ALL_LOCAL = {"SSL_CERT_FILE": os.devnull}
 """Importing aiohttp reads the machine's certificates, which takes 30 ms; services of tests call this machine only."""
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "OPENBLAS_NUM_THREADS")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "XDG_STATE_HOME", "OPENBLAS_NUM_THREADS")
+
+
+def passed_on() -> dict[str, str]:
+    """Return what a process gets of the caller's environment; the tests' marks of folders belong to all of them."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 class ServiceProcess:
@@ -48,12 +53,11 @@ class ServiceProcess:
         **environ: str,
     ) -> Self:
         """Start it in `folder`, with only PATH from the caller's environment. It has no `url` until it listens."""
-        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         process = await asyncio.create_subprocess_exec(
             *command,
             *(arguments or ("--demo=fresh",)),
             cwd=folder,
-            env={**passed_on, **_ALL_LOCAL, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
+            env={**passed_on(), **_ALL_LOCAL, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -146,7 +150,7 @@ async def run_command(folder: Path, *arguments: str, port: str = "0") -> tuple[i
     """Run a command of `trader` in this folder. Return its exit code and its JSON."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], **_ALL_LOCAL, "HOME": str(folder), "PORT": port},
+        cwd=folder, env={**passed_on(), **_ALL_LOCAL, "HOME": str(folder), "PORT": port},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(240):

@@ -229,7 +229,7 @@ def vouch(folder: Path) -> None:
         write_lines(folder, [*lines[:-1], json.dumps(closing, sort_keys=True, separators=(",", ":"))])
 
 
-def _in_rows(name: str, change: Callable[[Rows], None]) -> Callable[[Path], None]:
+def in_rows(name: str, change: Callable[[Rows], None]) -> Callable[[Path], None]:
     def forge(folder: Path) -> None:
         rows = read_table(folder, name)
         change(rows)
@@ -238,111 +238,16 @@ def _in_rows(name: str, change: Callable[[Rows], None]) -> Callable[[Path], None
     return forge
 
 
-def _cell(name: str, row: int, column: str, value: str) -> Callable[[Path], None]:
-    def change(rows: Rows) -> None:
-        assert rows[row][rows[0].index(column)] != value
-        rows[row][rows[0].index(column)] = value
-
-    return _in_rows(name, change)
-
-
-def _without_bob(folder: Path) -> None:
-    for file in folder.glob("*.csv"):
-        rows = read_table(folder, file.stem)
-        write_table(folder, file.stem, [row for row in rows if "bob" not in row])
-    card = json.loads((folder / "card.json").read_bytes())
-    card["accounts"] = [each for each in card["accounts"] if each["modelId"] != "bob"]
-    (folder / "card.json").write_text(json.dumps(card))
-
-
-def _in_record(before: str, after: str) -> Callable[[Path], None]:
-    def forge(folder: Path) -> None:
-        lines = lines_of(folder)
-        assert any(before in line for line in lines), before
-        write_lines(folder, [line.replace(before, after) for line in lines])
-
-    return forge
-
-
-def _in_card(change: Callable[[Any], None]) -> Callable[[Path], None]:
-    def forge(folder: Path) -> None:
-        card = json.loads((folder / "card.json").read_bytes())
-        change(card)
-        (folder / "card.json").write_text(json.dumps(card))
-
-    return forge
-
-
-def _only(keep: Callable[[str], bool]) -> Callable[[Path], None]:
+def only_lines(keep: Callable[[str], bool]) -> Callable[[Path], None]:
     return lambda folder: write_lines(folder, [line for line in lines_of(folder) if keep(line)])
 
 
-def _in_report(folder: Path) -> None:
-    text = (folder / "report.html").read_text()
-    (folder / "report.html").write_text(text.replace("Model ada", "Model bob"))
-
-
-def _verdict(card: Any) -> None:
+def worse_verdict(card: Any) -> None:
     card["evidence"]["entrants"][0]["differences"][0]["verdict"] = "worse"
 
 
-def _discovery(card: Any) -> None:
-    row = card["evidence"]["entrants"][1]["differences"][0]
-    row.update(verdict="better", pValue=0.001, eValue=1e6, reason=None)
-
-
-def _swap_names(rows: Rows) -> None:
+def swap_names(rows: Rows) -> None:
     rows[1][1], rows[2][1] = rows[2][1], rows[1][1]
-
-
-FORGED_FILES: Final[dict[str, Callable[[Path], None]]] = {
-    "an entrant is deleted from all tables": _without_bob,
-    "the names of models are swapped": _in_rows("models", _swap_names),
-    "a provider is another": _cell("models", 1, "router_model", "rules/better"),
-    "a cut-off is another": _cell("models", 1, "training_cutoff", "2020-01-01"),
-    "coverage": _cell("entrants", 1, "due", "9.0"),
-    "a reset": _in_rows("past_runs", lambda rows: rows.insert(1, rows[1])),
-    "traded by hand": _cell("entrants", 1, "manual_since", "2026-03-05T00:00:00.000Z"),
-    "a hand is forgotten": _cell("entrants", 3, "manual_since", "NaT"),
-    "a trade of a rival is invented": _in_rows("positions", lambda rows: rows.append(rows[-1])),
-    "a trade of a rival is dropped": _in_rows("positions", lambda rows: rows.remove(rows[-1])),
-    "equity": _cell("hours", 100, "equity", "99999.0"),
-    "an hour is added": _in_rows("hours", lambda rows: rows.append(["ada", "2026-03-20T00:00:00.000Z", *rows[1][2:]])),
-    "a price": _cell("fills", 1, "price", "1.0"),
-    "a capital": _cell("runs", 1, "capital", "5000.0"),
-    "a close of the market": _cell("closes", 3, "close", "1.0"),
-    "the report": _in_report,
-    "a verdict": _in_card(_verdict),
-    "the primary verdict": _in_card(lambda card: card["evidence"]["primary"].update(verdict="worse")),
-    "another primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(entrant="bob")),
-    "the α of the primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(alpha=0.5)),
-    "no primary comparison": _in_card(lambda card: card["evidence"].pop("primary")),
-    "a discovery": _in_card(_discovery),
-    "an e value": _in_card(lambda card: card["evidence"]["entrants"][1]["differences"][0].update(eValue=1e6)),
-    "a bound in the card": _in_card(lambda card: card["evidence"]["season"]["rules"].update(hourLossMaxPercent=4.0)),
-    "fees": _in_card(lambda card: card["season"].update(takerFeeBps=0.0)),
-    "the market": _in_card(lambda card: card["season"].update(marketIdentity="synthetic:8")),
-    "the seed": _in_record('\\"seed\\":\\"7\\"', '\\"seed\\":\\"8\\"'),
-    "the end": _in_record('\\"until\\":\\"2026-03-11T22:00:00.000Z\\"', '\\"until\\":\\"2026-03-10T22:00:00.000Z\\"'),
-}  # fmt: skip
-"""Forgeries that the record itself contradicts, so that finding them needs no anchor."""
-
-FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
-    "the record is cut to its first link": lambda folder: write_lines(folder, lines_of(folder)[:1]),
-    "the record ends before the closing": lambda folder: write_lines(folder, lines_of(folder)[:-1]),
-    "an amendment is removed": _only(lambda line: "a typing error" not in line),
-    "all rules are removed": _only(lambda line: '"kind":"season_records"' not in line),
-    "α": _in_record('\\"alpha\\":0.05', '\\"alpha\\":0.5'),
-    "the primary comparison in the record": _in_record('\\"entrant\\":\\"ada\\"}', '\\"entrant\\":\\"bob\\"}'),
-    "its α in the record": _in_record('\\"alpha\\":0.05,\\"entrant\\"', '\\"alpha\\":0.5,\\"entrant\\"'),
-    "a bound in the record": _in_record('\\"hour_loss_max_percent\\":20', '\\"hour_loss_max_percent\\":90'),
-    "a decision": _in_record('"status":"completed"', '"status":"failed"'),
-    "an equity in the record": _in_record('"leverage":"2.0"', '"leverage":"1.0"'),
-    "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),
-    "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
-    "an empty record": lambda folder: write_lines(folder, []),
-}
-"""Forgeries that a rebuilt record hides from everyone without an anchor."""
 
 
 def fuzz(folder: Path, original: Path, rng: random.Random) -> str:

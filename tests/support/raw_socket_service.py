@@ -10,10 +10,12 @@ from support.served import make_app
 from support.waiting import until
 
 from trader.api.connections import ConnectionLimits, HttpServer, bind
+from trader.api.context import ACCESS
 from trader.api.registry import Registry
 from trader.api.requests import WAITING_BODIES
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
+from trader.operations.access import Access
 from trader.settings.settings import Settings
 
 CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -98,9 +100,9 @@ def request_id_of(answer: bytes) -> str:
 
 
 @asynccontextmanager
-async def running(limits: ConnectionLimits, procedures: Registry = registry) -> AsyncIterator[Service]:
+async def running(limits: ConnectionLimits, procedures: Registry = registry, **environ: str) -> AsyncIterator[Service]:
     """Run a service with the procedures of the registry and two extra paths: one healthy, one with a bug."""
-    settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
+    settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1", **environ}, None, demo=True)
 
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "healthy"})
@@ -110,6 +112,8 @@ async def running(limits: ConnectionLimits, procedures: Registry = registry) -> 
 
     routes = [*Route("/health").get(health), *Route("/broken").get(broken)]
     app = make_app(routes, context=Context(settings), registry=procedures, settings=settings)
+    if settings.api_token is not None:
+        app[ACCESS] = Access(None, settings.api_token)
     server = HttpServer(app, limits, shutdown_timeout_s=0.1)
     sockets = bind("127.0.0.1", 0)
     await server.start(sockets)

@@ -287,8 +287,9 @@ class ReferenceAccount:
         self._fill_resting(moment, at)
         self._liquidate(moment, at, rate, moment.updated)
         for symbol in sorted(self.books().holdings):
-            if symbol in moment.updated and not self.liquidating:
+            if symbol in moment.updated:
                 self._exit(symbol, moment, at)
+        self._liquidate(moment, at, rate, frozenset())
         self._settle_when_flat(at)
         if before != self._visible():
             self.changed_at = at
@@ -296,7 +297,7 @@ class ReferenceAccount:
     def _visible(self) -> object:
         """The parts of the account that a relevant update changes."""
         orders = [(rest.number, rest.remaining, rest.ahead) for rest in self.resting]
-        closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
+        closing = {symbol: (watch.closing, watch.due) for symbol, watch in self.watches.items()}
         return len(self.ledger), orders, closing, self.liquidating
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
@@ -353,28 +354,21 @@ class ReferenceAccount:
         if not self.liquidating:
             return
         self.resting.clear()
-        before = self.partly_at
+        before, filled = self.partly_at, []
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
             if symbol not in markets or quote is None or abs(moment.at - quote.at) > STALE or self._is_safe():
                 continue
-            self._reduce(symbol, quote.book, at, before)
-        held = self.books().holdings
-        fresh = all(s in moment.quotes and abs(moment.at - moment.quotes[s].at) <= STALE for s in held)
-        limit = self.rule.backstop
-        if (
-            limit is not None
-            and held.keys() & markets
-            and fresh
-            and self.equity() < Fraction(limit) * self.maintenance()
-        ):
+            if self.equity() >= 0:
+                filled.append(self._reduce(symbol, quote.book, at, before))
+        if self.equity() < Fraction(self.rule.backstop) * self.maintenance() or (filled and True not in filled):
             self._take_over(moment, at)
         self.liquidating = not self._is_safe()
 
     def _is_safe(self) -> bool:
         return self.equity() > Fraction(self.rule.until) * self.maintenance()
 
-    def _reduce(self, symbol: str, book: Book, at: datetime, partly_at: datetime | None) -> None:
+    def _reduce(self, symbol: str, book: Book, at: datetime, partly_at: datetime | None) -> bool:
         """Reduce by a quarter (or the rule's part), rounded up to a whole lot, or by all if it is small."""
         market, held = self.markets[symbol], self.quantity(symbol)
         lot, sign = Fraction(market.lot), -1 if held > 0 else 1
@@ -385,12 +379,13 @@ class ReferenceAccount:
             whole = True
         parts = self._shown(book, sign, abs(held) if whole else part, None, at)
         if not parts:
-            return
+            return False
         self._take(book, sign, parts, at)
         self._execute(symbol, sign, parts, at, self._taker(symbol), "liquidation")
         self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
         if not whole:
             self.partly_at = at
+        return True
 
     def _take_over(self, moment: Moment, at: datetime) -> None:
         """Close everything at the marks for no taker fee; the rest of the equity goes with the last position."""
@@ -414,11 +409,17 @@ class ReferenceAccount:
         if watch.closing is None and self.latency:
             watch.closing, watch.due = reason, at + self.latency
             return
-        watch.closing = reason
+        waited = watch.closing is not None and watch.due is None
+        watch.closing, watch.due = reason, None
         sign = -1 if held > 0 else 1
         book = moment.quotes[symbol].book
         parts = self._shown(book, sign, abs(held), None, at)
         self._take(book, sign, parts, at)
+        stop = {"stop": watch.plan.stop, "invalidation": watch.plan.invalidation_price}.get(reason)
+        if waited and stop is not None:  # no better than the stop, on the tick beyond it
+            tick = Fraction(self.markets[symbol].tick)
+            worst = -sign * (-sign * Fraction(stop) // tick) * tick
+            parts = [(-sign * min(-sign * price, -sign * worst), quantity) for price, quantity in parts]
         self._execute(symbol, sign, parts, at, self._taker(symbol), reason)
 
     def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:

@@ -1,7 +1,7 @@
 """A market source with scripted ticks, and the settings of a service under test."""
 
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 
 from support.books import DEFAULT_MARKETS
@@ -85,11 +85,6 @@ class ScriptedSource:
 
     def trouble(self, symbol: str) -> str | None:
         return self.troubles.get(symbol)
-
-
-def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
-    """Ticks at seconds after START, each with the mids of its markets."""
-    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
 
 
 def make_settings(**changes: str) -> Settings:

@@ -10,7 +10,6 @@ from trader.database.relay import RelayReader
 from trader.market.candles import Candles
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
 
@@ -25,7 +24,7 @@ def make_context(services: AgentServices, leader: RelayReader | None = None) -> 
         exchange=exchange,
         portfolio=PortfolioService(database, exchange, clock, settings, leader),
         analytics=Analytics(database, exchange, clock, runs),
-        evidence=Evidence(database, runs, LuckTable(database, market, settings), clock),
+        evidence=Evidence(database, runs, clock),
         models=services.models,
         invocations=InvocationReader(database, services.models, agents.warnings),
         agents=agents,

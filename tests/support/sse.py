@@ -1,14 +1,24 @@
-"""A minimal reader of server-sent events."""
+"""A minimal reader of server-sent events, and an event to send."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
 
+from trader.core.events import WorkflowProgress
+
 FIELDS = {"data", "event", "id", "retry", ""}
+RUN = {"modelId": "apex", "modelName": "Apex Rules", "modelVariant": "Apex", "invocationId": "6f1b"}
+
+
+def workflow_step(at: datetime, step: int, text: str | None = None, /, **others: object) -> WorkflowProgress:
+    """Return the event of a step, with fields that its schema does not have, if any."""
+    told = {"step": step, "toolNames": [], "inputTokens": None, "outputTokens": None, "text": text}
+    return WorkflowProgress("workflow:step", at, {**RUN, **told, **others})
 
 
 class Message(NamedTuple):

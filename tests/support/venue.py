@@ -68,7 +68,7 @@ class Venue:
         self.source = source
         self.clock = clock
         self.events: list[Event] = []
-        bus = EventBus()
+        self.bus = bus = EventBus()
         bus.subscribe(self.events.append)
         self.market = MarketFeed(source, clock)
         self.settings = make_settings(**settings)

@@ -45,7 +45,6 @@ from trader.core.clock import cut_to_ms, floor_time
 from trader.core.errors import (
     Conflict,
     MarketUnavailable,
-    NotFound,
     TooManyRequests,
     Unavailable,
     ViewDecided,
@@ -57,7 +56,7 @@ from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.idempotent_orders import first_answer
 from trader.exchange.protocol import not_trading
 from trader.exchange.sql.halts import insert_halting_command, select_open_command
-from trader.market.domain.markets import canonical_symbol
+from trader.market.domain.markets import canonical_symbol, traded_symbol
 
 _log = logging.getLogger("trader.agents")
 
@@ -261,10 +260,7 @@ class ExternalAgents:
         return asked or command
 
     async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
-        symbol = canonical_symbol(decision.symbol)
-        if symbol not in self._exchange.markets:
-            known = ", ".join(self._exchange.markets)
-            raise NotFound(f"there is no market {decision.symbol!r}; the markets are {known}")
+        traded_symbol(decision.symbol, self._exchange.markets)
         async with self._locks[model.id]:
             opened = self._open.get(model.id)
             if opened is not None and self._clock.now() <= opened.deadline:

@@ -27,7 +27,7 @@ from trader.agents.providers.client import PROTOCOLS
 from trader.agents.providers.protocols import StreamedProtocol
 from trader.agents.providers.strategy_process import check_strategy
 from trader.core.errors import Issue, SettingsError
-from trader.core.files import is_secret_name, require_regular
+from trader.core.files import is_secret_name, read_regular
 from trader.core.variant_id import VariantId
 from trader.settings.checks import address_problem
 from trader.settings.providers import PROVIDERS, name_of_keys
@@ -303,8 +303,8 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     if provider in CODE_PROVIDERS:
         given = (name for name in AI_FIELDS if values.get(name, {}) != {})
         yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
-    if "params" in values and provider != "strategy":
-        yield Issue(("params",), "only a strategy has parameters")
+    if provider != "strategy":
+        yield from (Issue((name,), "only a strategy has it") for name in ("params", "network") if name in values)
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"unknown provider {provider!r}; expected one of {', '.join(providers)}")
@@ -367,8 +367,7 @@ def _replace_prompt(values: Any, folder: Path, secrets: Mapping[str, str]) -> It
         if path.suffix not in PROMPT_SUFFIXES or is_secret_name(path.name):
             yield Issue(("prompt",), f"{expected}, not {path.name!r}")
             return
-        with require_regular(path).open(encoding="utf-8") as file:
-            text = file.read(PROMPT_CHARACTERS_MAX + 1)
+        text = read_regular(path, 4 * PROMPT_CHARACTERS_MAX).decode()
     except (OSError, ValueError) as error:
         yield Issue(("prompt",), f"{expected}: {error}")
         return
@@ -392,7 +391,7 @@ def _strategy_issues(values: Any, folder: Path) -> Iterator[Issue]:
         yield Issue(("router_model",), f"expected a file in the folder of this one; {name!r} is outside of it")
         return
     absolute = f"{path}:{class_name}" if name else reference
-    if problems := check_strategy(absolute, params):
+    if problems := check_strategy(absolute, params, network=values.get("network") is True):
         yield from (Issue(("router_model",), problem) for problem in problems)
     else:
         values["router_model"] = absolute

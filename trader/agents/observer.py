@@ -256,7 +256,7 @@ class Observer:
         self, symbol: str, shown: Shown, now: datetime, looked_at: datetime | None
     ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
-        if quote is None:
+        if quote is None or not self._exchange.markets[symbol].is_listed(now):
             return None
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, tuple[Indicators, ...]] = {}
@@ -270,13 +270,14 @@ class Observer:
         if looked_at is not None:
             minutes = await self._candles(symbol, LOOK_INTERVAL, HISTORY_CANDLES)
             opened = opened_at([*minutes, *session], looked_at)
-        funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
+        hour = floor_time(now, timedelta(hours=1))
+        known_rate = self._market.known_funding_rate(symbol, hour)
         return ObservedMarket.of(
             self._exchange.markets[symbol],
             quote,
             now,
             opened_a_day_ago=opened_a_day_ago(session, now),
-            funding_rate=funding_rate,
+            funding_rate=self._market.funding_rate(symbol, hour) if known_rate is None else known_rate,
             open_interest=self._market.open_interest(symbol),
             opened_at_look=opened,
             book_imbalance=book_imbalance(quote.book) if shown.series > 1 else None,

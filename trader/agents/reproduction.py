@@ -26,12 +26,13 @@ from trader.agents.sql.invocations import (
 from trader.core.errors import MarketUnavailable, NotFound
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.halts import is_of_halt
+from trader.exchange.domain.halts import refusal_to_open
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
 from trader.exchange.sql.accounts import select_answer
 from trader.exchange.sql.audit import select_is_live
+from trader.exchange.sql.halts import select_halts
 from trader.market.domain.markets import canonical_symbol
 
 MOMENTS_MAX: Final = 8
@@ -114,8 +115,10 @@ async def _compare_change(
 ) -> CallFinding:
     """Compare a call that may change the books with the guard's verdict and, on paper, also with the books."""
     status, (result, *_) = call.status, call.metadata["results"]
-    if status == "rejected" and is_of_halt(result.get("reason")):
-        return CallFinding(True, f"rejected: {result['reason']}")
+    if status == "rejected":
+        halts = await select_halts(conn, lifted=True)
+        if result["reason"] in {refusal_to_open([halt], invocation.model_id) for halt in halts}:
+            return CallFinding(True, f"rejected: {result['reason']}")
     if inputs is None and status == "failed" and not is_live:
         return CallFinding(True, "it failed before it reached the guard, so nothing was booked")
     if inputs is None:

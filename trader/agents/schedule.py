@@ -39,10 +39,10 @@ from trader.agents.sql.models import upsert_model
 from trader.agents.variants import limits_of
 from trader.agents.verification import append_interrupted
 from trader.agents.workflow import Workflow
+from trader.core import tasks
 from trader.core.clock import cut_to_ms, iso
 from trader.core.errors import Unavailable
 from trader.core.events import WorkflowProgress
-from trader.core.logs import log_bug
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import patiently
@@ -261,8 +261,7 @@ class InvocationScheduler:
             started_at = cut_to_ms(self._clock.now())
             limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens)
             invocation = self._invoke(model, batch, started_at, name, limits)
-            task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
-            task.add_done_callback(log_bug)
+            task = tasks.start(invocation, f"invocation of {model.id}")
             self._running[model.id] = (task, started_at)
 
     async def _invoke(

@@ -35,6 +35,7 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import ObservedFill, Shown, View
 from trader.core.errors import SettingsError, StrategyError
+from trader.core.files import read_regular
 from trader.core.inputs import describe, issues_of
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
@@ -43,6 +44,8 @@ DECISIONS_MAX: Final = 100
 """Maximum decisions, or values of series, of one cycle; more are an error."""
 
 SERIES_NAME_MAX: Final = 40
+
+DEADLINE_MAX_S: Final = 600
 
 _ONE_VALUE: Final = (
     "a run has one value of each; a sweep of the command has several: each in a --param of its own, or as a range such "
@@ -243,7 +246,7 @@ def _class_in(reference: str, folder: Path | None) -> tuple[Path, bytes, type[An
         raise SettingsError([f"the strategy is {reference!r}; it must be FILE:CLASS, such as sma.py:SmaCross"])
     file = ((folder or Path()) / name).absolute()
     try:
-        content = file.read_bytes()
+        content = read_regular(file.resolve())
     except OSError as error:
         raise SettingsError([f"the strategy {file} cannot be read: {error.strerror}"]) from None
     module = _run_file(file, content)
@@ -380,8 +383,8 @@ def _check_attributes(file: Path, inner: Strategy) -> None:
         problems.append(
             f"warm_up is {inner.warm_up!r}; it must be a whole number of candles from 0 to history, {inner.history}"
         )
-    if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= 600:
-        problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most 600 seconds")
+    if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= DEADLINE_MAX_S:
+        problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most {DEADLINE_MAX_S} seconds")
     if problems:
         raise SettingsError([f"{file}: {type(inner).__name__}.{problem}" for problem in problems])
 

@@ -18,9 +18,9 @@ from trader.agents.domain.tools import AGENT_TOOLS, CALLS_MAX, BadCall, Decision
 from trader.agents.external import ExternalAgents, ExternalDecision
 from trader.agents.providers.webhook import WebhookClient
 from trader.agents.sql.external import Webhook, select_webhooks
+from trader.core import tasks
 from trader.core.clock import Clock
 from trader.core.errors import TraderError, WebhookError
-from trader.core.logs import log_bug
 from trader.database.pool import Database
 
 CLOSE_S: Final = 2.0
@@ -73,9 +73,8 @@ class Webhooks:
             webhooks = await select_webhooks(conn)
         for model in due:
             if model.id in webhooks and model.id not in self._calls:
-                call = asyncio.create_task(self._call(model, webhooks[model.id]), name=f"webhook of {model.id}")
-                call.add_done_callback(log_bug)
-                self._calls[model.id] = call
+                call = self._call(model, webhooks[model.id])
+                self._calls[model.id] = tasks.start(call, f"webhook of {model.id}")
         await asyncio.sleep(0)  # let the calls start, so that the clock waits for them
 
     async def close(self) -> None:

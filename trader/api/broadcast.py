@@ -32,15 +32,11 @@ ID_PATTERN: Final = re.compile(r"[0-9a-f]{8}-(0|[1-9][0-9]{0,14})")
 
 
 class Broadcaster:
-    """The subscribers of one stream, at most `capacity`. If it `is_shared`, addresses share the slots.
+    """The subscribers of one stream, at most `capacity`; the addresses of anonymous callers share the slots."""
 
-    Only a public service shares slots. Otherwise an open stream is never closed for a newcomer.
-    """
-
-    def __init__(self, name: str, *, capacity: int = CAPACITY, is_shared: bool = False) -> None:
+    def __init__(self, name: str, *, capacity: int = CAPACITY) -> None:
         self.name = name
         self.capacity = capacity
-        self._is_shared = is_shared
         self.dropped = 0
         self._subscribers: dict[Subscriber, None] = {}  # in order of arrival
         self._closed = False
@@ -66,7 +62,7 @@ class Broadcaster:
 
         :raises Unavailable: no subscriber may be dropped
         """
-        places = Counter(each.address for each in self._subscribers if self._is_shared and not each.is_known)
+        places = Counter(each.address for each in self._subscribers if not each.is_known)
         address, count = next(iter(places.most_common(1)), ("", 0))
         if not count or not (newcomer.is_known or count > places[newcomer.address] + 1):
             raise Unavailable(f"All {self.capacity} places of the stream {self.name} are taken", RETRY_AFTER_S)
@@ -160,8 +156,8 @@ class EventBroadcaster(Broadcaster):
     together costs less than sending each alone.
     """
 
-    def __init__(self, name: str, ring: EventRing, *, is_shared: bool = False) -> None:
-        super().__init__(name, is_shared=is_shared)
+    def __init__(self, name: str, ring: EventRing) -> None:
+        super().__init__(name)
         self._ring = ring
         self._pending: list[tuple[str, bytes]] = []
         self._gathered: list[tuple[str, bytes]] = []

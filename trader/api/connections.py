@@ -19,6 +19,7 @@ from aiohttp.http import SERVER_SOFTWARE
 from aiohttp.http_exceptions import HttpProcessingError
 
 from trader.api.requests import REQUESTS
+from trader.core import tasks
 from trader.core.errors import StartError
 from trader.settings.settings import Settings
 
@@ -103,6 +104,7 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._time = asyncio.get_running_loop().time
         self._is_busy = False
+        self._is_known = False
         self._body: StreamReader = EMPTY_PAYLOAD
         self._head_began_s: float | None = None
         self._answer_stuck_s: float | None = None
@@ -112,9 +114,18 @@ class Connection(asyncio.Protocol):
         """Whether the last request was read and answered; the head of the next one may have begun."""
         return not self._is_busy and self._answer_stuck_s is None and self._body.is_eof()
 
+    @property
+    def waits_for_stranger(self) -> bool:
+        """Whether an anonymous caller has not sent all of its body, or does not read its response."""
+        return not self._is_known and (self._answer_stuck_s is not None or not self._body.is_eof())
+
     def begin(self, body: StreamReader) -> None:
         """Record that the whole head of a request has arrived and its handler begins."""
-        self._is_busy, self._body, self._head_began_s = True, body, None
+        self._is_busy, self._is_known, self._body, self._head_began_s = True, False, body, None
+
+    def know(self) -> None:
+        """Record that the caller of the present request has a valid key or token."""
+        self._is_known = True
 
     def end(self) -> None:
         """Record that the handler of a request has ended. aiohttp reads the rest of its body, which is not a head."""
@@ -127,7 +138,9 @@ class Connection(asyncio.Protocol):
         self._http.connection_made(cast("asyncio.Transport", _WithoutVersions(self._transport)))
         self._others[self] = None
         if len(self._others) > self._limits.connections_max:
-            next(connection for connection in self._others if connection.is_idle).close()
+            others = [connection for connection in self._others if connection is not self]
+            idle = next((connection for connection in others if connection.is_idle), None)
+            (idle or next((connection for connection in others if connection.waits_for_stranger), self)).close()
 
     def data_received(self, data: bytes) -> None:
         if self._head_began_s is None and self.is_idle:
@@ -151,7 +164,10 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._others.pop(self, None)
-        self._transport.close()
+        if self.is_idle:
+            self._transport.close()
+        else:
+            self._transport.abort()
 
     def enforce_times(self, new_id: Callable[[], str]) -> None:
         """Refuse a head that takes too long, and drop a response that the caller does not read."""
@@ -174,7 +190,8 @@ def connection_of(request: web.Request) -> Connection | None:
 class HttpServer:
     """Serves an application on connections with limits.
 
-    If there are too many connections, the longest idle one is closed, or else the newcomer.
+    If there are too many connections, the longest idle one is closed, or else one that waits for an anonymous caller,
+    or else the newcomer.
     """
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
@@ -213,16 +230,14 @@ class HttpServer:
                 backlog=WAITING_MAX,
             )
             self._listening.append(listening)
-        self._enforcing = asyncio.create_task(self._enforce_times(), name="limits of connections")
+        self._enforcing = tasks.keep(self._enforce_times, "limits of connections")
 
     async def stop(self) -> None:
         """Accept no more connections, end the streams, and give requests time to end."""
         for listening in self._listening:
             listening.close()
         await self._runner.cleanup()
-        if self._enforcing is not None:
-            self._enforcing.cancel()
-            await asyncio.wait([self._enforcing])
+        await tasks.end(self._enforcing)
 
     async def _enforce_times(self) -> None:
         """Check every connection ten times within the shorter limit, which costs less than a timer per request."""

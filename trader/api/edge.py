@@ -32,7 +32,7 @@ from trader.api.requests import (
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
 from trader.core.errors import Forbidden, TooManyRequests, Unauthorized
-from trader.operations.access import Access, require_reader
+from trader.operations.access import Access, Caller, require_reader
 from trader.settings.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health", mcp.PATH)
@@ -74,7 +74,7 @@ def setup(app: web.Application, settings: Settings) -> None:
 def _allow_origins(app: web.Application, settings: Settings) -> None:
     """Let pages of CORS_ORIGINS read every response below `CORS_PATHS`, including 404 and 405."""
     options = aiohttp_cors.ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
-        allow_credentials=True,
+        allow_credentials=settings.cors_credentials,
         expose_headers=_EXPOSED_HEADERS,
         allow_headers=_ALLOWED_HEADERS,
         allow_methods=_METHODS,
@@ -95,7 +95,7 @@ def _allow_origins(app: web.Application, settings: Settings) -> None:
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every request, turn errors into responses, and record latency and status."""
     started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
-    request[INFO] = info = RequestInfo(requests.new_id())
+    request[INFO] = info = RequestInfo(requests.new_id(), Caller(address=address_of(request)))
     if connection is not None:
         connection.begin(request.content)
     status = 500
@@ -173,10 +173,13 @@ async def _admit(request: web.Request, access: Access) -> None:
         if hdrs.AUTHORIZATION in request.headers:
             request[INFO].caller = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
         caller = request[INFO].caller
+        if caller.is_known and (connection := connection_of(request)) is not None:
+            connection.know()
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
-        is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
-        is_agents = caller.is_agent and request.path in _AGENT_PATHS
+        path = request.path.removesuffix("/")
+        is_open = path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
+        is_agents = caller.is_agent and path in _AGENT_PATHS
         if access.closes_reading and not (is_call or is_open or is_agents):
             require_reader(caller, "This service")
     except (TooManyRequests, Unauthorized):

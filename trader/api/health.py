@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -35,6 +36,7 @@ from trader.api.schemas.health import (
     halts_in_force,
 )
 from trader.api.streams import BROADCASTERS
+from trader.core import tasks
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
 from trader.database.pool import NOT_ANSWERING, Database
@@ -173,10 +175,9 @@ def routes() -> list[web.RouteDef]:
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
-    watching = asyncio.create_task(_watch(app), name="health")
+    watching = tasks.keep(partial(_watch, app), "health")
     yield
-    watching.cancel()
-    await asyncio.wait([watching])
+    await tasks.end(watching)
 
 
 def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:
@@ -261,6 +262,7 @@ async def _watch(app: web.Application) -> None:
     """Pass problems to the alarms, and log those that last, once a minute while they persist, and when they end."""
     since_s: float | None = None
     logged_s = looked_s = -math.inf
+    app[ALARMS].is_healthy = False  # until it is known, also after a bug in this loop
     while True:
         problems = find_problems(app, await app[PROBE].ask())
         now_s = time.monotonic()

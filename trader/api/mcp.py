@@ -82,8 +82,8 @@ class McpServer:
         self._tools = [_tool(name, target.procedure) for name, target in self._targets.items()]
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the one route; any other method on its path returns 405."""
-        return [web.post(PATH, self._handle, expect_handler=answer_expectation)]
+        """Return the routes of the path with and without a trailing slash; any other method there returns 405."""
+        return [web.post(path, self._handle, expect_handler=answer_expectation) for path in (PATH, f"{PATH}/")]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         accepted = request.headers.get(hdrs.ACCEPT, "*/*")

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -29,6 +30,7 @@ from trader.api.routes import Documented, Route
 from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
 from trader.api.streams import BROADCASTERS
+from trader.core import tasks
 from trader.core.errors import Unavailable
 from trader.core.schedulers import JobStatus
 from trader.database.pool import Database
@@ -308,10 +310,8 @@ async def measure(app: web.Application) -> AsyncIterator[None]:
     registry.register(_Figures(app, lag, maintenance))
     ProcessCollector(registry=registry)
     watching = [
-        asyncio.create_task(lag.watch(), name="loop lag"),
-        asyncio.create_task(maintenance.watch(app[DATABASE]), name="maintenance"),
+        tasks.keep(lag.watch, "loop lag"),
+        tasks.keep(partial(maintenance.watch, app[DATABASE]), "maintenance"),
     ]
     yield
-    for task in watching:
-        task.cancel()
-    await asyncio.wait(watching)
+    await tasks.end(*watching)

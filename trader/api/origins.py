@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.hdrs import HOST, ORIGIN
+from aiohttp.hdrs import HOST, METH_GET, METH_HEAD, ORIGIN
 from multidict import istr
 
 from trader.settings.settings import Settings
@@ -81,14 +81,15 @@ class OriginRule:
 
 
 def _refusal_of_site(request: web.Request) -> str | None:
-    """Return why a request without an origin is refused: a page of another site embeds it or opens a stream.
+    """Return why a request without an origin is refused: a page of another origin sends or embeds it.
 
-    Such requests come from images, scripts and frames. Links to the service's pages are allowed anywhere.
+    Such requests come from forms, images, scripts and frames. Links to the service's pages are allowed anywhere.
     """
     is_link = request.headers.get(FETCH_MODE) == "navigate" and request.headers.get(FETCH_DEST) == "document"
-    if request.headers.get(FETCH_SITE) != "cross-site" or (is_link and not request.path.startswith("/api/events")):
+    is_read = request.method in (METH_GET, METH_HEAD) and not request.path.startswith("/api/events")
+    if request.headers.get(FETCH_SITE, "none") in ("none", "same-origin") or (is_link and is_read):
         return None
-    return "a page of another site may not use this service; CORS_ORIGINS lists the origins that may"
+    return "a page of another origin may not use this service; CORS_ORIGINS lists the origins that may"
 
 
 class HostRule:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final
 
 from aiohttp import hdrs, web
@@ -9,8 +10,10 @@ from msgspec import Meta
 
 from trader.agents.verification import read_record
 from trader.api.context import DATABASE
+from trader.api.requests import INFO
 from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import Refusal, Wire
+from trader.api.turns import Turns
 from trader.core.errors import InvalidInput, Issue
 
 LINKS_MAX: Final = 200
@@ -64,11 +67,12 @@ RECORD: Final = Route(
 )
 
 
-async def _answer(request: web.Request) -> web.Response:
+async def _answer(turns: Turns, request: web.Request) -> web.Response:
     after = request.query.get("after", "0")
     if _POSITION.fullmatch(after) is None:
         raise InvalidInput(Issue(("after",), f"{after[:40]!r} is not a position of the chain, such as 0 or 250"))
-    links, head = await read_record(request.app[DATABASE], int(after), LINKS_MAX)
+    async with turns.of(request[INFO].caller):
+        links, head = await read_record(request.app[DATABASE], int(after), LINKS_MAX)
     page = RecordPage(
         links=[
             RecordLink(
@@ -87,4 +91,4 @@ async def _answer(request: web.Request) -> web.Response:
 
 
 def routes() -> list[web.RouteDef]:
-    return RECORD.get(_answer)
+    return RECORD.get(partial(_answer, Turns()))

@@ -23,6 +23,7 @@ class Procedure:
     `changes`: it changes something, so API_TOKEN guards it. `operates`: a token needs the scope `operate` for it
     instead of `trade`. `private`: readers of a public service may not call it. `paper_only`: it is refused in live
     trading. `token`: the version of the data behind its responses, if they may be cached (`api/response_cache.py`).
+    `long`: its response may be long or costly, so its callers take turns (`api/turns.py`).
     `scope`: it acts on the account of its caller, an external agent, whose key needs this scope and is passed to the
     handler as its third argument.
     """
@@ -35,6 +36,7 @@ class Procedure:
     operates: bool
     private: bool
     paper_only: bool
+    long: bool
     token: Token | None
     scope: Scope | None
     input_decoder: msgspec.json.Decoder[Any]
@@ -63,6 +65,7 @@ class Registry:
         operates: bool = False,
         private: bool = False,
         paper_only: bool = False,
+        long: bool = False,
         token: Token | None = None,
         scope: Scope | None = None,
     ) -> Callable[[H], H]:
@@ -90,6 +93,7 @@ class Registry:
                 operates=operates,
                 private=private,
                 paper_only=paper_only,
+                long=long,
                 token=token,
                 scope=scope,
                 input_decoder=msgspec.json.Decoder(input_type),

@@ -8,8 +8,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
-from itertools import count
+from itertools import chain, count
 from typing import Final
 
 from aiohttp import web
@@ -107,24 +108,28 @@ class BodyTimeout(RequestError):
 
 
 class WaitingBodies:
-    """The partially received bodies. Beyond `WAITING_BYTES_MAX` the one that has waited longest is dropped."""
+    """The partially received bodies. Beyond `WAITING_BYTES_MAX` the anonymous one that has waited longest is dropped.
+
+    Bodies of known callers are dropped only if there is no other.
+    """
 
     def __init__(self) -> None:
-        self._sizes: dict[asyncio.Timeout, int] = {}
+        self._sizes: dict[bool, dict[asyncio.Timeout, int]] = {False: {}, True: {}}  # by whether the caller is known
         self.bytes = 0
 
-    def grow(self, deadline: asyncio.Timeout, size: int) -> None:
+    def grow(self, deadline: asyncio.Timeout, size: int, *, is_known: bool = False) -> None:
         """Count bytes of the body with this deadline."""
-        self._sizes[deadline] = self._sizes.get(deadline, 0) + size
+        sizes = self._sizes[is_known]
+        sizes[deadline] = sizes.get(deadline, 0) + size
         self.bytes += size
         while self.bytes > WAITING_BYTES_MAX:
-            oldest = next(iter(self._sizes))
+            oldest = next(chain(*self._sizes.values()))
             self.end(oldest)
             oldest.reschedule(asyncio.get_running_loop().time())
 
     def end(self, deadline: asyncio.Timeout) -> None:
         """Stop counting the body with this deadline."""
-        self.bytes -= self._sizes.pop(deadline, 0)
+        self.bytes -= sum(sizes.pop(deadline, 0) for sizes in self._sizes.values())
 
 
 WAITING_BODIES: Final = web.AppKey("waiting_bodies", WaitingBodies)
@@ -132,8 +137,13 @@ WAITING_BODIES: Final = web.AppKey("waiting_bodies", WaitingBodies)
 
 def address_of(request: web.Request) -> str:
     """Return the source of a request: an IPv4 address, the 64-bit network of an IPv6 one, or empty text."""
+    return _network_of(request.remote or "")
+
+
+@lru_cache
+def _network_of(remote: str) -> str:
     try:
-        address = ip_address((request.remote or "").partition("%")[0])
+        address = ip_address(remote.partition("%")[0])
     except ValueError:  # a Unix socket
         return ""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
@@ -179,7 +189,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
                 body += chunk
                 if len(body) > BODY_SIZE_MAX:
                     raise _too_large()
-                waiting.grow(deadline, len(chunk))
+                waiting.grow(deadline, len(chunk), is_known=request[INFO].caller.is_known)
     except TimeoutError:
         request[INFO].given_up = True
         late = f"the body did not arrive within {wait_s:g} s, or too many other bodies are incomplete"

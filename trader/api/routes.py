@@ -9,7 +9,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
 from trader.api.requests import Handler
-from trader.api.schemas.common import ENCODER, Refusal
+from trader.api.schemas.common import Refusal, decoder_of, encoded
 from trader.core.logs import printable
 from trader.settings.settings import Settings
 
@@ -54,8 +54,9 @@ class Route:
         return self.path.removeprefix("/api").strip("/")
 
     def get(self, handler: Handler) -> list[web.RouteDef]:
-        """Return the routes that serve GET (and HEAD) at its paths."""
-        return [web.get(path, handler, allow_head=self.head, expect_handler=answer_expectation) for path in self.paths]
+        """Return the routes that serve GET (and HEAD) at its paths; those of the API also with a trailing slash."""
+        paths = [path + slash for path in self.paths for slash in (("", "/") if self.responses else ("",))]
+        return [web.get(path, handler, allow_head=self.head, expect_handler=answer_expectation) for path in paths]
 
 
 async def answer_expectation(request: web.Request) -> None:
@@ -76,9 +77,10 @@ def base_url(settings: Settings) -> str:
 
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a response with a body that matches its schema."""
     own = CIMultiDict(headers or {})  # several lines of one name stay several lines
     own.setdefault(hdrs.CONTENT_TYPE, JSON)
-    return web.Response(status=status, body=ENCODER.encode(body), headers=own)
+    return web.Response(status=status, body=encoded(body, decoder_of(type(body))), headers=own)
 
 
 def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:

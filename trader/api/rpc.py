@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +27,8 @@ from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import INFO, REQUESTS, UNKNOWN, BodyTimeout, address_of, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
-from trader.api.schemas.common import ENCODER, LongOutput
+from trader.api.schemas.common import LongOutput, encoded
+from trader.api.turns import Turns
 from trader.core.errors import (
     Conflict,
     Forbidden,
@@ -65,8 +67,8 @@ LARGE_BYTES: Final = 1_000_000
 
 LARGE_LOGGED_EVERY_S: Final = 3600.0
 
-CHECKS_EVERY_OUTPUT = False
-"""Whether to validate every output against its struct before sending, as in tests, or only a procedure's first."""
+LONG_AT_ONCE: Final = 2
+"""How many long answers are made at the same time for anonymous callers, and as many for known ones."""
 
 PARSED_INLINE_BYTES_MAX: Final = 4096
 """Maximum bytes of a body parsed on the event loop, which takes 2 ms at most; 64 KiB take up to 30 ms."""
@@ -153,8 +155,8 @@ class Dispatcher:
             for path, style in ((name, BodyStyle.PLAIN), (name.replace(".", "/"), BodyStyle.ORPC)):
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
             self._enveloped[name] = self._targets[PREFIX + path]
-        self._parsing = asyncio.Lock()
-        self._checked: set[str] = set()
+        self._turns = Turns(LONG_AT_ONCE)
+        self._parsing = Turns()
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
@@ -178,10 +180,7 @@ class Dispatcher:
         body = arrived_body(request)
         if body is None:
             body = await read_body(request, self._body_wait_s)
-        token_of = target.procedure.token
-        answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
-        if answer is None:
-            answer = await self.cached_or_call(target, body, info.caller, info.id)
+        answer = await self.cached_or_call(target, body, info.caller, info.id)
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
@@ -192,7 +191,7 @@ class Dispatcher:
         info = request[INFO]
         info.name = "batch"
         body = await read_body(request, self._body_wait_s)
-        items = await self._parsed(body, batch.parse, body)
+        items = await self._parsed(info.caller, body, batch.parse, body)
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(request, item, info.caller, f"{info.id}.{index}")
@@ -225,24 +224,29 @@ class Dispatcher:
         return response
 
     async def cached_or_call(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
-        """Return the cached answer to the same input, or call the procedure if its data has changed."""
-        token_of = target.procedure.token
-        if token_of is None or len(body) > INPUT_BYTES_MAX or (token := token_of(self._context)) is None:
-            return await self.call(target, body, caller, request_id)
-        key = (target, body)
-        return self.cache.find(key, token) or await self.cache.make(
-            key, token, lambda: self.call(target, body, caller, request_id)
-        )
+        """Return the cached answer to the same input, or call the procedure if its data has changed.
+
+        :raises Unavailable: its answer is long, and too many calls of the same source wait for their turn
+        """
+        token_of, key = target.procedure.token, (target, body)
+        if token_of is not None and (answer := self.cache.find(key, token_of(self._context))) is not None:
+            return answer
+        async with self._turns.of(caller) if target.procedure.long else nullcontext():
+            if token_of is None or len(body) > INPUT_BYTES_MAX or (token := token_of(self._context)) is None:
+                return await self.call(target, body, caller, request_id)
+            return self.cache.find(key, token) or await self.cache.make(
+                key, token, lambda: self.call(target, body, caller, request_id)
+            )
 
     async def call(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
         """Call the procedure with a request body. Every error becomes an answer here."""
-        style, text, issue = await self._parsed(body, envelope.unwrap, body, target.style)
+        style, text, issue = await self._parsed(caller, body, envelope.unwrap, body, target.style)
         declared = target.procedure
         try:
             if issue is not None:
                 raise InvalidInput(issue)
             keys = self._check_allowed(declared, caller)
-            request = await self._parsed(body, decode_input, declared.input_decoder, declared.input_type, text)
+            request = await self._parsed(caller, body, decode_input, declared.input_decoder, declared.input_type, text)
             output = await self._output(declared, request, keys)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
@@ -253,11 +257,11 @@ class Dispatcher:
             _log.exception("%s failed (request %s)", declared.name, request_id)
         return _failure(style, INTERNAL, "Internal server error")
 
-    async def _parsed(self, body: bytes, parse: Callable[..., T], *arguments: Any) -> T:
-        """Parse a body. Long bodies are parsed in a thread, one at a time, so that they delay no other callers."""
+    async def _parsed(self, caller: Caller, body: bytes, parse: Callable[..., T], *arguments: Any) -> T:
+        """Parse a body. Long bodies are parsed in a thread, in turns, so that they delay no other callers."""
         if len(body) <= PARSED_INLINE_BYTES_MAX:
             return parse(*arguments)
-        async with self._parsing:
+        async with self._parsing.of(caller):
             return await asyncio.to_thread(parse, *arguments)
 
     def _check_reading(self, declared: Procedure, access: Access, caller: Caller) -> None:
@@ -282,20 +286,15 @@ class Dispatcher:
         return ()
 
     async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:
-        """Return the encoded output. A procedure's first output is validated against its struct.
+        """Return the encoded output, which matches its schema.
 
-        :raises msgspec.ValidationError: the output does not fit its struct
+        :raises Exception: it does not match
         """
         output = await declared.handler(self._context, request, *keys)
-        is_long = isinstance(output, LongOutput)
-        text = output.encode() if is_long else ENCODER.encode(output)
-        if CHECKS_EVERY_OUTPUT or declared.name not in self._checked:
-            if is_long:
-                await output.check(declared.output_decoder)
-            else:
-                declared.output_decoder.decode(text)
-            self._checked.add(declared.name)
-        return text
+        if isinstance(output, LongOutput):
+            await output.check(declared.output_decoder)
+            return output.encode()
+        return encoded(output, declared.output_decoder)
 
     async def _call_item(self, request: web.Request, item: batch.Item, caller: Caller, request_id: str) -> Answer:
         """Answer one call of a batch, in the style of the oRPC client, which sends batches, whatever the path."""
@@ -323,9 +322,9 @@ class Dispatcher:
                 caller = await access.identify(item.authorization, address_of(request))
             access.admit(caller)
             self._check_reading(target.procedure, access, caller)
+            return await self.cached_or_call(target, item.body, caller, request_id)
         except ANSWERED as error:
             return _error_answer(error, target.style)
-        return await self.cached_or_call(target, item.body, caller, request_id)
 
 
 def _method_not_supported(method: str, style: BodyStyle) -> Answer:

@@ -18,6 +18,7 @@ import msgspec
 from trader.api.broadcast import Broadcaster
 from trader.api.stream_messages import EventsMessage, NumberedEvent, StateMessage
 from trader.api.subscriber import Subscriber
+from trader.core import tasks
 from trader.core.errors import TraderError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ class StateBroadcaster(Broadcaster):
     """Broadcaster of a state, which is loaded for newcomers and after every event that may have changed it.
 
     One long-lived task does all loading. Nothing is loaded without subscribers; requests that arrive before a load
-    begins share it. A failed load is logged and disconnects the newcomers that waited for it. If something was
-    unavailable, the load is repeated soon, otherwise on the next event. Whole states and patches are paced separately.
+    begins share it. A failure to load or send a state is logged and disconnects the newcomers that waited for it. If
+    something was unavailable, the load is repeated soon, otherwise on the next event. Whole states and patches are
+    paced separately.
     """
 
     def __init__(
@@ -67,11 +69,9 @@ class StateBroadcaster(Broadcaster):
         load: Load,
         last_id: Callable[[], str] = str,
         options: StateOptions = DEFAULTS,
-        *,
-        is_shared: bool = False,
     ) -> None:
         """Take a function that loads the state as JSON, and one that returns the id of the last sent event."""
-        super().__init__(name, is_shared=is_shared)
+        super().__init__(name)
         self._load = load
         self._last_id = last_id
         self._options = options
@@ -113,7 +113,7 @@ class StateBroadcaster(Broadcaster):
         self.send(EventsMessage([NumberedEvent(name, data, "")]), to=lambda form: not form.numbered)
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._refresh_forever(), name=f"stream {self.name}")
+        self._task = tasks.keep(self._refresh_forever, f"stream {self.name}")
 
     async def close(self) -> None:
         await super().close()
@@ -129,7 +129,13 @@ class StateBroadcaster(Broadcaster):
             self._changed -= due
             self._is_urgent &= True in self._changed
             state = await self._loaded()
-            await self._hand_out(state, newcomers, due)
+            try:
+                await self._hand_out(state, newcomers, due)
+            except Exception as error:
+                self.failures += 1
+                log.exception("stream %s: a state could not be sent", self.name)
+                for subscriber in newcomers:
+                    subscriber.end(error)
             now_s, retries = loop.time(), bool(due) and isinstance(state, TraderError)
             self._newcomers_due_s = now_s + (RETRY_S if retries else self._options.spacing_s)
             self._due_s |= {patched: now_s + (RETRY_S if retries else self._spacings_s[patched]) for patched in due}

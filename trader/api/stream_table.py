@@ -10,7 +10,7 @@ import msgspec
 
 from trader.agents.domain.models import Model
 from trader.api.context import Context
-from trader.api.schemas.common import ENCODER, Wire
+from trader.api.schemas.common import ENCODER, Wire, decoder_of, encoded
 from trader.api.schemas.models import InvocationView, invocation_of
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.positions import RunningCandle
@@ -167,8 +167,14 @@ StreamEvents: Final = msgspec.defstruct(
 
 def state_loaders(context: Context) -> dict[str, Load]:
     """Return the function that loads the state of each state stream as JSON, by the stream's name."""
-    return {stream.name: partial(_load_encoded, stream.load, context) for stream in STREAMS if stream.load is not None}
+    return {
+        stream.name: partial(_load_encoded, stream.load, decoder_of(stream.data), context)
+        for stream in STREAMS
+        if stream.load is not None
+    }
 
 
-async def _load_encoded(load: Callable[[Context], Awaitable[object]], context: Context) -> bytes:
-    return ENCODER.encode(await load(context))
+async def _load_encoded(
+    load: Callable[[Context], Awaitable[object]], decoder: msgspec.json.Decoder[Any], context: Context
+) -> bytes:
+    return encoded(await load(context), decoder)

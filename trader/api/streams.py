@@ -27,9 +27,9 @@ from trader.api.compression import GZIP, accepts_gzip
 from trader.api.context import ACCESS
 from trader.api.requests import INFO, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
-from trader.api.schemas.common import ENCODER, Refusal, iso
+from trader.api.schemas.common import ENCODER, Refusal, decoder_of, encoded, iso
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.streams import NoteMessage, WorkflowCall
+from trader.api.schemas.streams import NoteMessage, Reset, WorkflowCall, WorkflowMessage
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
 from trader.api.stream_table import STREAMS, StreamEvents
@@ -128,21 +128,14 @@ class Timing:
 class Broadcasters:
     """The broadcasters of all streams, fed by the events of the services.
 
-    `loads` maps each state stream to the function that returns its current state as JSON. `is_shared`: on a full stream
-    a caller from another address may take the slot of an open one, as a public service requires.
+    `loads` maps each state stream to the function that returns its current state as JSON.
     """
 
-    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock, *, is_shared: bool = False) -> None:
+    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
         ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
-        self.workflow = EventBroadcaster("workflow", ring, is_shared=is_shared)
+        self.workflow = EventBroadcaster("workflow", ring)
         self.states = {
-            stream.name: StateBroadcaster(
-                stream.name,
-                loads[stream.name],
-                ring.last_id,
-                stream.options,
-                is_shared=is_shared,
-            )
+            stream.name: StateBroadcaster(stream.name, loads[stream.name], ring.last_id, stream.options)
             for stream in STREAMS
             if stream.load is not None
         }
@@ -179,17 +172,15 @@ class Broadcasters:
                 self._post(kind, at, details)
 
     def _post(self, kind: str, at: datetime, details: Mapping[str, Any]) -> None:
-        try:
-            data = _workflow_data(kind, iso(at), details)
-            # From the encoded event: a follower has its details as the leader encoded them.
-            note = NoteMessage.of(msgspec.json.decode(data, type=WorkflowCall)) if kind == "workflow:call" else None
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            # An encoding error in a detail must not fail the publisher.
-            log.error("workflow event %s cannot be encoded: %s", kind, error)
-            return
+        data = _workflow_data(kind, iso(at), details)
+        # The encoded event is what must match its schema; and a follower has its details as the leader encoded them.
+        message = _WORKFLOW.decode(data)
         self.workflow.post(kind, data)
-        if note is not None:
-            self.states["conversations"].send_event("note", ENCODER.encode(note))
+        if isinstance(message, WorkflowCall) and (note := NoteMessage.of(message)) is not None:
+            self.states["conversations"].send_event("note", encoded(note, decoder_of(NoteMessage)))
+
+
+_WORKFLOW: Final = msgspec.json.Decoder[Any](WorkflowMessage | Reset)
 
 
 def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:
@@ -272,7 +263,7 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     subscriber = Subscriber(
         MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
         address=address_of(request),
-        is_known=request[INFO].caller.credential is not None,
+        is_known=request[INFO].caller.is_known,
     )
     names, request_id = ", ".join(wanted.streams), request[INFO].id
     try:

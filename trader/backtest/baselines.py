@@ -71,7 +71,7 @@ class BaselineAccount(BacktestAccount):
 def open_baselines(
     market: BacktestMarket, settings: Settings, variants: Collection[VariantId]
 ) -> list[BaselineAccount]:
-    """Return the baselines for models of these variants, about to open; none if a market never has a price."""
+    """Return the baselines for models of these variants, about to open; none if no listed market has a price."""
     begin = second = market.span.start
     while not _is_priced(market, second):
         second = next_minute(second)
@@ -88,7 +88,6 @@ def open_baselines(
 
 
 def _is_priced(market: BacktestMarket, second: int) -> bool:
-    quoted_at = market.quoted_at(second)
-    return all(
-        symbol in quoted_at and untimely(quoted_at[symbol], moment_of(second)) is None for symbol in market.markets
-    )
+    quoted_at, now = market.quoted_at(second), moment_of(second)
+    listed = [symbol for symbol, each in market.markets.items() if each.is_listed(now)]
+    return bool(listed) and all(symbol in quoted_at and untimely(quoted_at[symbol], now) is None for symbol in listed)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from trader import __version__
 from trader.backtest.spec import BacktestSpec
 from trader.core.errors import StartError
+from trader.core.files import open_appending
 from trader.portfolio.tables import extra
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Cluster:
         folder.mkdir(parents=True)
         for name in sorted(finished.files, key=lambda name: name == RESULT):  # last, since it marks the run as complete
             (folder / name).write_bytes(finished.files[name])
-        with self._trials.open("ab", buffering=0) as file:
+        with open_appending(self._trials) as file:
             file.write(finished.trials)
 
 

@@ -15,8 +15,12 @@ from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions, read_decisions
 from trader.backtest.spec import Conditions, environ_of, open_source, settings_of
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import decode_json, read_regular
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
+
+RESULT: Final = "result.json"
+DECISIONS: Final = "decisions.jsonl"
 
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "fees": ("taker_fee", "maker_fee"),
@@ -68,7 +72,9 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
     :raises SettingsError: there is no such backtest, or a condition is wrong
     :raises StartError: executing the recorded decisions does not reproduce the recorded ledger
     """
-    recorded, decisions = _read(folder)
+    recorded, decisions = read_run(folder, "--run")
+    if not recorded.complete:
+        raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
     causes = [cause for cause, names in CAUSES.items() if any(name in changes for name in names)]
     if not causes:
         raise SettingsError(["--run needs another condition: --taker-fee, --maker-fee, --latency or --guard"])
@@ -88,16 +94,18 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
     return _value(folder, changes, recorded, stages)
 
 
-def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
+def read_run(folder: Path, option: str) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
+    """Read a backtest's folder, which an option names, as data: its models, and their decisions in order of time.
+
+    :raises SettingsError: it is not the folder of a backtest
+    """
     try:
-        recorded = msgspec.json.decode((folder / "result.json").read_bytes(), type=RecordedRun, dec_hook=_of_text)
-        decisions = read_decisions(folder / "decisions.jsonl")
+        recorded = decode_json(read_regular(folder / RESULT), RecordedRun, _of_text)
+        decisions = read_decisions(folder / DECISIONS)
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
-            [f"--run is {str(folder)!r}; it must be the folder of a backtest (result.json, decisions.jsonl): {error}"]
+            [f"{option} is {str(folder)!r}; it must be the folder of a backtest ({RESULT}, {DECISIONS}): {error}"]
         ) from None
-    if not recorded.complete:
-        raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
     return recorded, decisions
 
 

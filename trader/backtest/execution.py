@@ -21,7 +21,7 @@ from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.answers import AskingEnded
-from trader.backtest.conditions import kept_options
+from trader.backtest.conditions import DECISIONS, RESULT, kept_options
 from trader.backtest.database import DatabaseJournal
 from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
@@ -35,6 +35,7 @@ from trader.backtest.result import (
     capacity_value,
     evidence_value,
     labelled,
+    listings_value,
     masked_value,
     strategy_value,
 )
@@ -45,8 +46,9 @@ from trader.backtest.statistics import board, judge
 from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.core.wire import encode
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
@@ -56,8 +58,8 @@ from trader.seasons.standings import make_standings
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
 
-LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
-"""The files of a backtest, in its folder."""
+LEDGER, REPORT = "ledger.jsonl", "report.html"
+"""The files of a backtest, in its folder, beside those of `conditions`."""
 
 _STATEMENT_TIMEOUT_S: Final = 120.0
 _CRASHED: Final = ("strategy", "storage")
@@ -232,7 +234,7 @@ async def _conclude(
     :raises StartError: the ledger of trials cannot be written
     """
     standings = make_standings(run.reports(), run.equity_hours())
-    evidence = await judge(run, source, settings, end.reached) if spec.has_evidence else None
+    evidence = await judge(run, settings, end.reached) if spec.has_evidence else None
     value = _value(spec, settings, source, run, chosen, end, digest, standings)
     value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
     masked = masked_value(spec.entrants.mask, value["accounts"])
@@ -413,6 +415,7 @@ def _value(
         "program": f"trader {__version__}",
         "data": str(spec.conditions.recording),
         "markets": list(source.markets),
+        "listings": listings_value(source.markets),
         "from": iso(run.starts_at),
         "to": iso(end.reached),
         "complete": end.reached == run.ends_at and end.cause is None,

@@ -1,7 +1,6 @@
 """Histories: past days of the synthetic market, traded by a backtest that writes to a service's database.
 
-The rule agents decide through the service's own workflow (`write_history`). Months of many models have simulated
-decisions (`simulated_decisions.py`), and are written in bulk (`bulk.py`).
+The rule agents decide through the service's own workflow.
 """
 
 import logging

@@ -135,6 +135,7 @@ class _CandlePrices:
             self._low.append(low)
             self._high.append(high)
             self._ticked.append(ticked)
+        self._begins = next((minute for minute in self._ticked if minute >= 0), 0) * 60
 
     def last_tick(self, second: int) -> int:
         second = min(second, self._stop - 1)
@@ -142,6 +143,9 @@ class _CandlePrices:
         return second if minute == second // 60 else minute * 60 + CLOSE_S
 
     def next_tick(self, second: int) -> int | None:
+        if second // 60 > self._ticked[-1]:
+            return None  # the market has ended
+        second = max(second, self._begins)
         while second < self._stop:
             minute = second // 60
             if self._ticked[minute - self._first] == minute:
@@ -308,6 +312,7 @@ class BacktestMarket:
         self.span = source.span
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
+        self._known_rate = source.known_funding_rate
         self._prices: dict[str, PastPrices] = {
             symbol: each if isinstance(each, RecordedSeconds) else _CandlePrices(each, self.span)
             for symbol, each in source.recordings.items()
@@ -420,8 +425,8 @@ class BacktestMarket:
     # --- views of agents ----------------------------------------------------------------------------------------------
 
     def observe(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket | None:
-        """Return a market as an agent sees it; None before its first tick."""
-        if self.seen_since[symbol] > second:
+        """Return a market as an agent sees it; None before its first tick and after its end."""
+        if self.seen_since[symbol] > second or not self.markets[symbol].is_listed(now):
             return None
         if self._observed_at != now:
             self._observed_at = now
@@ -432,6 +437,7 @@ class BacktestMarket:
             computed = {
                 interval: self.indicator_history(symbol, interval, now, shown.series) for interval in shown.intervals
             }
+            known_rate = self._known_rate(symbol, hour)
             self._observed[key] = ObservedMarket.of(
                 self.markets[symbol],
                 self.moment(second).quotes[symbol],
@@ -439,7 +445,7 @@ class BacktestMarket:
                 opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
                 opened_at_look=None,
                 book_imbalance=book_imbalance(self.moment(second).quotes[symbol].book) if shown.series > 1 else None,
-                funding_rate=self.funding_rate(symbol, hour),
+                funding_rate=self.funding_rate(symbol, hour) if known_rate is None else known_rate,
                 funding_history=self._known_funding(symbol, hour),
                 open_interest=None,
                 candles={

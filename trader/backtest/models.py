@@ -1,8 +1,8 @@
-"""Models of a backtest: rule agents, AI models of a models file, and recorded ones from a cassette or a database."""
+"""Models of a backtest: rule agents, AI models of a models file, and recorded ones of a folder or a database."""
 
 import os
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.mask import Mask
-from trader.agents.domain.models import EXTERNAL, Model, ModelConfiguration, ModelId
+from trader.agents.domain.models import CODE_PROVIDERS, EXTERNAL, Model, ModelConfiguration, ModelId
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
 from trader.agents.providers.providers import make_providers
@@ -24,6 +24,7 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
+from trader.backtest.conditions import DECISIONS, RESULT, read_run
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AgentSource,
@@ -37,8 +38,6 @@ from trader.backtest.spec import Participants
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, WebhookError
 from trader.core.variant_id import VariantId
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.database.pool import Database
 from trader.database.schema import open_database
 from trader.operations.access import issue
 from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, prefix_of
@@ -127,11 +126,9 @@ async def choose_models(
         chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions)
     elif entrants.models_from and (Path(entrants.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(entrants.models_from))
-        if not cassette.models:
-            raise SettingsError([f"--models-from: the cassette {entrants.models_from} names no model in {MODELS}"])
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
     elif entrants.models_from:
-        chosen = Chosen(await _from_database(entrants.models_from, starts_at, ends_at), None, Spending(None), False)
+        chosen = Chosen(await _replayed(entrants.models_from, starts_at, ends_at), None, Spending(None), False)
     else:
         chosen = Chosen([], None, Spending(None), is_asking=False)
     models = own + chosen.models
@@ -166,7 +163,7 @@ def _masked(
                 raise SettingsError([f"--mask: {model.id} cannot be copied before it trades: {error}"]) from None
         case AiSource():
             return twin, AiSource(twin, source.provider, settings, ends_at, mask)
-    raise SettingsError(["--mask: not with the recorded decisions of a database, which were made without it"])
+    raise SettingsError(["--mask: not with recorded decisions, which were made without it"])
 
 
 def _twin_of(model: Model) -> Model:
@@ -413,6 +410,16 @@ def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, d
 
 
 def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    """Return the AI models and agents of a cassette. It names no code: a stranger may have written it."""
+    if not cassette.models:
+        raise SettingsError([f"--models-from: the cassette {cassette.folder} names no model in {MODELS}"])
+    if code := [model.id for model in cassette.models.values() if model.provider in CODE_PROVIDERS]:
+        raise SettingsError(
+            [
+                f"--models-from: {cassette.folder / MODELS} has {', '.join(code)}, which decide by code, and a "
+                "cassette never runs any; --strategy FILE:CLASS runs your own, and --variant a rule agent"
+            ]
+        )
     names = {model.provider for model in cassette.models.values()}
     models = [model for model in cassette.models.values() if not is_masked(model.id, cassette.models)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
@@ -424,46 +431,46 @@ def is_masked(model_id: str, models: Container[str]) -> bool:
     return model_id.endswith(MASKED) and model_id.removesuffix(MASKED) in models
 
 
-async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
-    """Return the models in a database with decisions within the period, and these decisions."""
-    models: list[tuple[Model, DecisionSource]] = []
-    async with _opened(text) as database, database.connection() as conn:
-        for model in await select_models(conn):
-            invocations = await select_invocations_within(conn, model.id, starts_at, ends_at)
-            recorded: list[RecordedInvocation] = []
-            for first in range(0, len(invocations), _BATCH):
-                batch = invocations[first : first + _BATCH]
-                ids = [invocation.id for invocation in batch]
-                steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
-                recorded += [
-                    recorded_invocation(invocation, steps.get(invocation.id, []), calls.get(invocation.id, []))
-                    for invocation in batch
-                ]
-            if recorded:
-                models.append((model, ReplayedDecisions(model, recorded)))
+async def _replayed(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    """Return the models with recorded decisions within the period: of a database's address, or a backtest's folder."""
+    if "://" in text:
+        recorded = await _from_database(text, starts_at, ends_at)
+    elif not (Path(text) / RESULT).exists():
+        raise SettingsError(
+            [
+                f"--models-from is {text!r}; it must be a cassette (a folder with {ANSWERS}), the folder of a backtest "
+                f"({RESULT}, {DECISIONS}), or the address of a database; no embedded database is started for it"
+            ]
+        )
+    else:
+        run, decisions = read_run(Path(text), "--models-from")
+        recorded = [(model, decisions.get(model.id, [])) for model in run.models]
+    # Inactive, so that a service on the database of this backtest runs no code and calls no address of theirs.
+    models: list[tuple[Model, DecisionSource]] = [
+        (replace(model, active=False), ReplayedDecisions(model, within))
+        for model, invocations in recorded
+        if (within := [each for each in invocations if starts_at <= each.started_at <= ends_at])
+    ]
     if not models:
         raise SettingsError([f"--models-from: no model decided between {iso(starts_at)} and {iso(ends_at)} there"])
     return models
 
 
-@asynccontextmanager
-async def _opened(text: str) -> AsyncIterator[Database]:
-    """Open the database at a connection string, or the embedded database of a folder."""
-    if "://" in text:
-        async with open_database(text) as database:
-            yield database
-        return
-    folder = Path(text) / EMBEDDED_FOLDER
-    if not folder.exists():
-        raise SettingsError(
-            [
-                f"--models-from is {text!r}; it must be a cassette (a folder with {ANSWERS}), the address of a "
-                "database, or the working folder of a service with an embedded one"
-            ]
-        )
-    async with EmbeddedPostgres(folder).attach() as server:
-        names = await server.databases()
-        if len(names) != 1:
-            raise SettingsError([f"--models-from: {text} has {len(names)} databases; give the address of one"])
-        async with open_database(server.dsn(names[0])) as database:
-            yield database
+async def _from_database(
+    dsn: str, starts_at: datetime, ends_at: datetime
+) -> list[tuple[Model, list[RecordedInvocation]]]:
+    recorded: list[tuple[Model, list[RecordedInvocation]]] = []
+    async with open_database(dsn) as database, database.connection() as conn:
+        for model in await select_models(conn):
+            invocations = await select_invocations_within(conn, model.id, starts_at, ends_at)
+            decided: list[RecordedInvocation] = []
+            for first in range(0, len(invocations), _BATCH):
+                batch = invocations[first : first + _BATCH]
+                ids = [invocation.id for invocation in batch]
+                steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+                decided += [
+                    recorded_invocation(invocation, steps.get(invocation.id, []), calls.get(invocation.id, []))
+                    for invocation in batch
+                ]
+            recorded.append((model, decided))
+    return recorded

@@ -11,6 +11,7 @@ import numpy as np
 from trader.api.dashboard.document import minus, table
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
+from trader.backtest.result import listing_lines, listings_value
 from trader.backtest.run import Backtest
 from trader.backtest.spec import BacktestSource
 from trader.backtest.statistics import statistics_of, statistics_of_baseline
@@ -56,6 +57,7 @@ async def make_report(
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
     baselines = [each for each in run.baselines if each.hours and each.baseline != HOLD_NOTHING]
     held = [each for each in baselines if each.baseline == BUY_AND_HOLD]
+    listings = listing_lines(listings_value(run.market.markets))
     return SeasonReport(
         name,
         standings,
@@ -68,7 +70,9 @@ async def make_report(
             PageSection("Figures", FIGURES, _figures(run, settings, ranked, baselines)),
             PageSection("Months", MONTHS, _months(ranked, held)),
             PageSection(
-                "Trades on the market", CANDLES + (DRAWN if len(run.series) else ""), '<div id="markets"></div>'
+                "Trades on the market",
+                " ".join([CANDLES + (DRAWN if len(run.series) else ""), *listings]),
+                '<div id="markets"></div>',
             ),
         ],
         data={"markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets]},

@@ -12,9 +12,10 @@ from trader.backtest.accounts import ModelAccount
 from trader.backtest.models import MASKED, Chosen
 from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordingStrategySource
+from trader.core.clock import iso
 from trader.core.statistics import max_drawdown
 from trader.exchange.domain.account import equity
-from trader.market.domain.markets import SimulatedMarket
+from trader.market.domain.markets import Market, SimulatedMarket
 from trader.portfolio.evidence import EvidenceReport
 from trader.seasons.page import RankedModel
 
@@ -174,9 +175,31 @@ def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
     }
 
 
+def listings_value(markets: Mapping[str, Market]) -> dict[str, dict[str, str | None]]:
+    """Return when the markets begin and end that do so within the run."""
+    return {
+        symbol: {
+            "beginsAt": None if market.begins_at is None else iso(market.begins_at),
+            "endsAt": None if market.ends_at is None else iso(market.ends_at),
+        }
+        for symbol, market in markets.items()
+        if market.begins_at is not None or market.ends_at is not None
+    }
+
+
+def listing_lines(listings: Mapping[str, Mapping[str, str | None]]) -> Iterator[str]:
+    """Yield a sentence for each market that begins or ends within the run."""
+    for symbol, listing in listings.items():
+        if listing["beginsAt"] is not None:
+            yield f"{symbol} begins at {listing['beginsAt']}, within the run."
+        if listing["endsAt"] is not None:
+            yield f"{symbol} ends at {listing['endsAt']}, within the run; positions in it were closed at its last mark."
+
+
 def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text lines about the models."""
     yield from _masked_lines(value["masked"])
+    yield from listing_lines(value["listings"])
     for account in value["accounts"]:
         if account["contamination"] is not None:
             words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from trader.backtest.masking import MaskedPeek, MaskedSession
 from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import StrategyError
 from trader.core.events import EventBus
+from trader.core.files import decode_json, read_lines
 from trader.core.money import ZERO
 from trader.market.domain.markets import STALE_AFTER
 from trader.portfolio.tables import Table
@@ -44,6 +45,10 @@ from trader.settings.settings import Settings
 
 _AGENT_TOKENS: Final = 1_000_000_000
 """More tokens than any decision of an external agent has, which pays for them itself."""
+
+
+_LASTS_MAX: Final = timedelta(days=1)
+"""How long an invocation can last at most."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -59,6 +64,9 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     @property
     def decision(self) -> Decision:
+        """The decision. Raises `ValidationError`."""
+        if self.tool not in RECORDED_TOOLS:
+            raise msgspec.ValidationError(f"there is no tool {self.tool[:100]!r}")
         return msgspec.convert(self.arguments, RECORDED_TOOLS[self.tool])
 
 
@@ -68,8 +76,8 @@ class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
     `viewed_at` is the time of the view they are based on.
     """
 
-    at: datetime
-    viewed_at: datetime
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    viewed_at: Annotated[datetime, msgspec.Meta(tz=True)]
     calls: list[RecordedCall]
 
 
@@ -77,8 +85,16 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
     """The decisions of one invocation of a model."""
 
     model_id: str
-    started_at: datetime
+    started_at: Annotated[datetime, msgspec.Meta(tz=True)]
     steps: list[RecordedStep]
+
+    def check(self) -> None:
+        """Check that its decisions are valid and were made within a day. Raises `ValidationError`."""
+        for step in self.steps:
+            if not all(abs(moment - self.started_at) <= _LASTS_MAX for moment in (step.at, step.viewed_at)):
+                raise msgspec.ValidationError(f"a step at {step.at} of an invocation that began at {self.started_at}")
+            for call in step.calls:
+                _ = call.decision
 
 
 def answered_by(model: Model, strategy: Strategy) -> str:
@@ -359,13 +375,13 @@ class DecisionLines(Lines):
 
 
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
-    """Read the invocations with decisions, by model. Raises `OSError` and `MsgspecError`."""
+    """Read the invocations with decisions in order of time, by model. Raises `OSError` and `MsgspecError`."""
     invocations: dict[str, list[RecordedInvocation]] = {}
-    with file.open("rb") as lines:
-        for line in lines:
-            recorded = msgspec.json.decode(line, type=RecordedInvocation)
-            invocations.setdefault(recorded.model_id, []).append(recorded)
-    return invocations
+    for line in read_lines(file):
+        recorded = decode_json(line, RecordedInvocation)
+        recorded.check()
+        invocations.setdefault(recorded.model_id, []).append(recorded)
+    return {model_id: sorted(each, key=lambda made: made.started_at) for model_id, each in invocations.items()}
 
 
 def recorded_invocation(

@@ -43,6 +43,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
 """The field of `Settings` behind a condition. The environment is ignored, so that the same spec has one result."""
 
 
+CONDITION_VARIABLES: Final = frozenset(VARIABLES[field].name for field in _SETTINGS.values())
+"""The variables of the settings that conditions give."""
+
 BacktestSource = ReplaySource | BookRecording
 """The markets of a backtest: candles, or a recording of books."""
 

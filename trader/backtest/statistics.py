@@ -1,6 +1,5 @@
 """Statistics of a backtest: its runs as a service would read them from its rows, and the evidence for its entrants."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from trader.agents.domain.entrants import EntrantRecord
@@ -9,37 +8,22 @@ from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
-from trader.backtest.spec import BacktestSource
-from trader.core.clock import LockstepClock, floor_time
+from trader.core.clock import floor_time
 from trader.exchange.sql.trades import OpenPosition, RunTrade
-from trader.market.feed import MarketFeed
 from trader.portfolio.domain.histories import RunWindow
-from trader.portfolio.domain.luck import Luck, traders_for
 from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
 from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
-from trader.portfolio.luck import LuckRequest, RandomTraders
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
 from trader.settings.settings import Settings
 
 
-async def judge(run: Backtest, source: BacktestSource, settings: Settings, reached: datetime) -> EvidenceReport:
-    """Return the evidence for all entrants up to the time reached, including luck, as a service would show it."""
+async def judge(run: Backtest, settings: Settings, reached: datetime) -> EvidenceReport:
+    """Return the evidence for all entrants up to the time reached, as a service would show it."""
     models = {followed.model.id: followed.model for followed in run.accounts}
     runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
     baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
-    luck = _Luck(RandomTraders(MarketFeed(source, LockstepClock(reached)), settings))
-    return await make_report(models, runs, baselines, luck, last_whole_hour(reached))
-
-
-class _Luck:
-    """Luck source that compares every entrant immediately; a service compares in the background."""
-
-    def __init__(self, traders: RandomTraders) -> None:
-        self._traders = traders
-
-    async def results(self, requests: Sequence[LuckRequest], models: int) -> list[Luck | str]:
-        return [await self._traders.compare(request, traders_for(models)) for request in requests]
+    return await make_report(models, runs, baselines, last_whole_hour(reached))
 
 
 def board(run: Backtest, settings: Settings, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
@@ -73,8 +57,7 @@ def statistics_of(
     trades = [RunTrade.of(trade) for trade in run.trades(followed)]
     statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
     statistics.open = [
-        OpenPosition(model.id, held.symbol, held.is_long, held.entry_notional, held.opened_at)
-        for held in followed.account.positions.values()
+        OpenPosition(model.id, held.entry_notional, held.opened_at) for held in followed.account.positions.values()
     ]
     return statistics
 

@@ -29,6 +29,7 @@ from trader.backtest.trials import KnownTrials, data_digests, hours_within, read
 from trader.backtest.workers import Workers
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import decode_json, read_regular, replace_file
 from trader.market.sources.files import find_funding_files
 from trader.portfolio.tables import check_format
 
@@ -170,9 +171,9 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     hours = next(lengths, hours_within(start, last))
     known = read_trials(base.trials, digests, hours) if base.trials.exists() else KnownTrials.of([], hours)
     value = sweep_value(done, spec.by, known) | {"best": best and best.run.name}
-    (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    replace_file(base.out / SWEEP, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     write_csv(base.out / TABLE, done)
-    (base.out / PAGE).write_text(sweep_page(base.out.name, value), encoding="utf-8")
+    replace_file(base.out / PAGE, sweep_page(base.out.name, value))
     return value
 
 
@@ -240,8 +241,13 @@ def _begin(spec: SweepSpec) -> None:
     file = out / PLAN
     if not out.exists():
         out.mkdir(parents=True)
-        file.write_bytes(content)
-    elif not file.exists() or file.read_bytes() != content:
+        replace_file(file, content)
+        return
+    try:
+        is_same = read_regular(file) == content and not (out / RUNS).is_symlink()
+    except OSError:
+        is_same = False
+    if not is_same:
         raise StartError(f"{out} exists and holds no sweep with these options; give --out a new folder.")
 
 
@@ -276,8 +282,8 @@ class _Board:
 def _reason(folder: Path, said: bytes, code: int) -> str:
     """Return why a run failed: from its result, else from the end of its output, else from its exit code."""
     try:
-        ended = msgspec.json.decode((folder / "result.json").read_bytes())["ended"]
-    except (OSError, msgspec.MsgspecError):
+        ended = decode_json(read_regular(folder / "result.json", below=folder.parents[1]), dict[str, Any])["ended"]
+    except (OSError, msgspec.MsgspecError, KeyError):
         ended = None
     lines = said.decode(errors="replace").strip().splitlines()
     return ended or (lines[-1].strip() if lines else f"its process ended with {code}")

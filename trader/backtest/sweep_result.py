@@ -1,6 +1,5 @@
 """Result of a sweep: its runs, their parameters from the best to the worst by a metric, and their overfitting."""
 
-import csv
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +16,8 @@ from trader.backtest.domain.deflation import HOURS_MIN, expected_best
 from trader.backtest.domain.overfitting import overfitting
 from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.clock import iso
+from trader.core.files import decode_json, read_regular
+from trader.portfolio import tables
 
 
 class SweepPeriod(NamedTuple):
@@ -95,13 +95,15 @@ _FIGURES: Final = tuple(
 
 
 def read_run(run: SweepRun, folder: Path) -> Done | None:
-    """Return a finished run; None: it has yet to be executed."""
+    """Return a finished run; None: it has yet to be executed, or its result is damaged."""
     try:
-        value = msgspec.json.decode((folder / "result.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
+        value = decode_json(read_regular(folder / "result.json", below=folder.parents[1]), dict[str, Any])
+        return _done(run, value) if value["complete"] is True else None
+    except (OSError, ArithmeticError, LookupError, TypeError, ValueError):  # includes errors of msgspec
         return None
-    if value["complete"] is not True:
-        return None
+
+
+def _done(run: SweepRun, value: Mapping[str, Any]) -> Done:
     own = [account for account in value["accounts"] if account["provider"] == "strategy"] or value["accounts"]
     hours = [np.array(account["hourlyReturns"], dtype=np.float64) for account in own]
     # JSON has no infinity, which is the ratio of a gain without risk.
@@ -186,12 +188,11 @@ def _overfitting(rows: Sequence[tuple[Mapping[str, str], Sequence[Done]]]) -> di
 def write_csv(file: Path, done: Sequence[Done]) -> None:
     """Write a row for each run with its parameters and figures. Raises `OSError`."""
     names = list(dict.fromkeys(name for each in done for name in each.run.params))
-    with file.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.writer(lines)
-        writer.writerow(["run", "role", "seed", "from", "to", *names, *map(_snake, _FIGURES), "failure"])
-        for each in done:
-            values = (*(each.run.params.get(name) for name in names), *(each.figures.get(name) for name in _FIGURES))
-            writer.writerow([each.run.name, each.run.role, each.run.seed, *each.period, *values, each.failure])
+    rows: list[list[Any]] = [["run", "role", "seed", "from", "to", *names, *map(_snake, _FIGURES), "failure"]]
+    for each in done:
+        values = (*(each.run.params.get(name) for name in names), *(each.figures.get(name) for name in _FIGURES))
+        rows.append([each.run.name, each.run.role, each.run.seed, *each.period, *values, each.failure])
+    tables.write_csv(file, rows)
 
 
 def _snake(name: str) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import math
-import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -21,6 +20,7 @@ from trader.backtest.run import Backtest
 from trader.backtest.spec import data_files
 from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import BYTES_MAX, decode_json, open_appending, open_regular, read_lines
 from trader.core.statistics import max_drawdown, over_risk
 
 TRIALS: Final = "trials.jsonl"
@@ -79,7 +79,11 @@ class KnownTrials(NamedTuple):
 
 def data_digests(data: Path, markets: Collection[str]) -> tuple[str, ...]:
     """Return the SHA-256 of each file that a backtest of these markets reads, in hexadecimal."""
-    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in data_files(data, markets))
+    digests = []
+    for file in data_files(data, markets):
+        with open_regular(file) as opened:
+            digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return tuple(digests)
 
 
 def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
@@ -174,11 +178,8 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
     ]
     lines = b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials)
     try:
-        place = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(place, lines)  # in a single write: concurrent runs append to the same file
-        finally:
-            os.close(place)
+        with open_appending(file) as ledger:
+            ledger.write(lines)  # in a single write: concurrent runs append to the same file
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
     known = read_trials(file, digests, hours_within(run.starts_at, run.reached))
@@ -192,9 +193,9 @@ def read_trials(file: Path, data: Collection[str], hours: int) -> KnownTrials:
     Raises `SettingsError` for a broken line.
     """
     known: dict[tuple[str, str], Trial] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_lines(file, BYTES_MAX), 1):
         try:
-            trial = msgspec.json.decode(line, type=Trial)
+            trial = decode_json(line, Trial)
         except msgspec.MsgspecError as error:
             raise SettingsError(
                 [f"{file}, line {number} is not a trial of a backtest: {error}; --trials names another file"]

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-import msgspec
-
 from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
 from trader.core.errors import StartError
-from trader.core.files import require_regular
+from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
 from trader.record.anchor_sinks import AnchorLine
@@ -40,7 +38,7 @@ async def record_run(target: TargetDatabase, task: MaintenanceTask, problems: in
         await upsert_maintenance(conn, task, problems)
 
 
-@database_command("audit", example="trader audit", arguments=add_record_option)
+@database_command("audit", example="trader audit", arguments=add_record_option, compares=True)
 async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
 
@@ -83,7 +81,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--correct", action="store_true", help=correct)
 
 
-@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments)
+@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments, compares=True)
 async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded.
 
@@ -136,18 +134,15 @@ def read_anchors(file: Path) -> list[Anchor]:
 
     :raises StartError: the file cannot be read, or a line is not an anchor
     """
+    anchors, number = [], 0
     try:
-        lines = require_regular(file).read_bytes().splitlines()
+        for number, line in enumerate(read_lines(file, BYTES_MAX), 1):
+            if line.strip():
+                anchors.append(decode_json(line, AnchorLine).anchor(f"{file.name}, line {number}"))
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
-    anchors = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            anchors.append(msgspec.json.decode(line, type=AnchorLine).anchor(f"{file.name}, line {number}"))
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
+    except ValueError as error:  # includes errors of msgspec
+        raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
     return anchors
 
 
@@ -156,7 +151,10 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command(
-    "reproduce", example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10", arguments=_invocation_argument
+    "reproduce",
+    example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10",
+    arguments=_invocation_argument,
+    compares=True,
 )
 async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Re-execute the recorded calls of an invocation and report whether the books are identical.

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from trader.backtest.conditions import CAUSES, compare_conditions
-from trader.backtest.execution import DECISIONS, LEDGER, REPORT, RESULT, BacktestListener, Interrupts, execute
+from trader.backtest.conditions import CAUSES, DECISIONS, RESULT, compare_conditions
+from trader.backtest.execution import LEDGER, REPORT, BacktestListener, Interrupts, execute
 from trader.backtest.result import capacity_lines, model_lines, refused_line
 from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
@@ -56,7 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_condition_options(parser)
     add_participant_options(parser)
     add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
-    add("--models-from", metavar="PLACE", help="a cassette or database with models and decisions; no model is asked")
+    add("--models-from", metavar="PLACE", help="a cassette, a backtest or a database with decisions; no model is asked")
     add(
         "--run", dest="folder", type=Path, metavar="RUN", help="folder of a backtest whose decisions are executed again"
     )

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import msgspec
 
-from trader.agents.sql.external import select_webhooks
-from trader.agents.sql.models import select_models
+from trader.agents.sql.external import delete_webhooks, select_webhooks
+from trader.agents.sql.models import select_models, update_reaching_out_inactive
 from trader.agents.verification import verify
 from trader.commands.audit import LINES_MAX, add_record_option, record_run
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
@@ -27,8 +27,9 @@ from trader.commands.database import TargetDatabase, add_database_options, datab
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.logs import printable
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.loading import (
     COPY_TIMEOUT_S,
     empty_tables,
@@ -52,7 +53,10 @@ from trader.database.schema import (
     unreleased,
     upgrade,
 )
+from trader.exchange.domain.halts import CommandOutcome, scope
 from trader.exchange.sql.accounts import select_accounts
+from trader.exchange.sql.halts import update_all_withdrawn
+from trader.operations.sql.credentials import select_credentials, update_all_revoked
 from trader.operations.sql.status import analyze, select_table_count
 from trader.portfolio.audit import audit
 from trader.portfolio.sql.baselines import select_baseline_states
@@ -66,6 +70,9 @@ _UNLOCKED_S: Final = 60.0
 """How long a scratch folder may lack its lock, which is created right after it."""
 
 _NULL: Final = r"\N"
+
+_KEPT: Final = "in force, so check these before the service starts:"
+_DISARMED: Final = "no longer in force, as anybody may have made the file (--keep-credentials keeps them):"
 
 _IGNORED: Final = ("ENCODING", "STDSTRINGS", "SEARCHPATH", "SCHEMA", "COMMENT", "ACL", "DEFAULT ACL")
 """Kinds of dump entries that every database has; like all others, they are never executed."""
@@ -240,10 +247,11 @@ def _is_abandoned(folder: Path) -> bool:
     return True
 
 
-async def restore_file(file: Path, dsn: str, version: int) -> None:
+async def restore_file(file: Path, dsn: str, version: int, *, keeps_credentials: bool = False) -> list[str]:
     """Create the tables of a version in an empty database, copy the rows of a file into them, and upgrade them.
 
-    An error changes nothing.
+    Return a line for each of the rows that let somebody act, reach an address or run code; only with
+    `keeps_credentials` do they stay in force. An error changes nothing.
 
     :raises StartError: the user is a superuser, the database is not empty or rejects the rows, or the file cannot be
         read
@@ -261,12 +269,16 @@ async def restore_file(file: Path, dsn: str, version: int) -> None:
             await _copy_rows(file, conn)
             await upgrade(conn, version)
             await _refuse_unreadable(file, conn)
+            lines = await _powers(conn)
+            if not keeps_credentials:
+                lines += await _disarm(conn)
         async with database.connection() as conn:
             await analyze(conn)
     except asyncpg.PostgresError as error:
         raise StartError(f"The database rejects {file}: {error}. Nothing was restored.") from error
     finally:
         await database.close()
+    return lines
 
 
 async def _refuse_superuser(conn: Connection, where: str) -> None:
@@ -316,6 +328,7 @@ async def _refuse_unreadable(file: Path, conn: Connection) -> None:
         await select_models(conn)
         await select_accounts(conn)
         await select_baseline_states(conn)
+        await select_credentials(conn)
     except (StartError, ValueError, msgspec.ValidationError) as error:
         raise StartError(f"{file} has a row that the service cannot read: {error}. Nothing was restored.") from error
 
@@ -334,6 +347,11 @@ async def _check(dsn: str) -> Checked:
 
 def _restore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a file from `trader backup`, or another in pg_dump's custom format")
+    parser.add_argument(
+        "--keep-credentials",
+        action="store_true",
+        help="of a backup of your own: keep its tokens, keys and webhooks, and models with code or addresses, in force",
+    )
     add_database_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
@@ -341,6 +359,9 @@ def _restore_arguments(parser: argparse.ArgumentParser) -> None:
 @command("restore", example="trader restore trader-2026-11-22.dump", arguments=_restore_arguments)
 def restore(options: argparse.Namespace) -> int:
     """Restore a backup into an empty database: that of DATABASE_URL, or the embedded one of the working folder.
+
+    The restored tokens, agents' keys and webhooks are revoked and listed, models that run a file or send prompts to an
+    address of their own are paused, and unfinished commands are withdrawn; --keep-credentials keeps them.
 
     To move from the embedded PostgreSQL to a server, or back, make a backup and restore it. The restore is atomic; the
     command then audits and verifies the result. It refuses a database that has tables.
@@ -356,12 +377,12 @@ async def _run_restore(options: argparse.Namespace) -> Result:
     facts = await _read_facts(file)
     async with _place(options, facts) as (dsn, where):
         show(f"database: {where}", on_stderr=True)
-        await restore_file(file, dsn, facts.schema_version)
+        brought = await restore_file(file, dsn, facts.schema_version, keeps_credentials=options.keep_credentials)
         checked = await _check(dsn)
-        brought = await _reaches_outside(dsn)
     lines = [
         *checked.lines,
-        *brought,
+        *([_KEPT if options.keep_credentials else _DISARMED] if brought else []),
+        *(f"  {line}" for line in brought),
         f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}",
     ]
     if not has_checksum:
@@ -369,20 +390,38 @@ async def _run_restore(options: argparse.Namespace) -> Result:
     if facts.schema_version < schema_version():
         lines.append(f"Its schema version was {facts.schema_version}; it was upgraded to {schema_version()}.")
     value = {"file": str(file), "place": where, "backup": facts, "problems": checked.problems}
+    value |= {"brought": brought, "isInForce": options.keep_credentials}
     return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
 
 
-async def _reaches_outside(dsn: str) -> list[str]:
-    """Return a line for each file that restored models run, and each address to which they send prompts or views."""
-    async with open_database(dsn) as database, database.connection() as conn:
-        models, webhooks = await select_models(conn), await select_webhooks(conn)
-    lines = [f"{model.id} runs {model.router_model_name}" for model in models if model.provider == "strategy"]
+async def _powers(conn: Connection) -> list[str]:
+    """Return a line for each valid credential, file that a model runs, and address that gets prompts or views."""
+    models = await select_models(conn)
+    lines = [
+        f"the {'key of' if each.account_id else 'token'} {each.name} ({each.prefix}…) may {', '.join(each.scopes)}"
+        for each in await select_credentials(conn)
+        if each.revoked_at is None
+    ]
+    lines += [f"{model.id} runs {model.router_model_name}" for model in models if model.provider == "strategy"]
     for model in models:
         if (provider := model.configuration.provider_definition) is not None:
             keys = "" if provider.key_variable is None else f", with the keys in {provider.key_variable},"
             lines.append(f"{model.id} sends its prompts{keys} to {_host_of(provider.base_url)}")
+    webhooks = await select_webhooks(conn)
     lines += [f"{model_id} gets its views at {_host_of(each.url)}" for model_id, each in webhooks.items()]
-    return ["check these before the service starts:", *(f"  {printable(line)}" for line in lines)] if lines else []
+    return [printable(line) for line in lines]
+
+
+async def _disarm(conn: Connection) -> list[str]:
+    """Revoke all credentials, remove webhooks, pause models that reach out, and withdraw unfinished commands.
+
+    Return a line for each of the commands.
+    """
+    await update_all_revoked(conn)
+    await delete_webhooks(conn)
+    await update_reaching_out_inactive(conn)
+    commands = await update_all_withdrawn(conn, CommandOutcome(note="restored from a backup; give the command again"))
+    return [printable(f"the {each.verb} of {scope(each.account_id)} by {each.asked_by}") for each in commands]
 
 
 def _host_of(url: str) -> str:
@@ -416,7 +455,7 @@ async def _read_facts(file: Path) -> BackupFacts:
     if not states:
         raise StartError(f"{file} comes from a database on which no service has ever run: there is nothing to restore.")
     text, state = versions[0].get("version", ""), states[0]
-    if not text.isdecimal() or not int(text) >= 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise StartError(f"{file} is not a backup of trader: its schema version is {text[:20]!r}.")
     version = int(text)
     if version > schema_version():

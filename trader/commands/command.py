@@ -67,6 +67,7 @@ MODULES: Final[Mapping[str, str]] = {
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_WRONG_SETTINGS: Final = 2
+EXIT_UNCOMPARED: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -79,13 +80,17 @@ class Result(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A declared command; `name` is one word or, in a group, two."""
+    """A declared command; `name` is one word or, in a group, two.
+
+    One that `compares` exits with 1 only if something differs, and with 2 if it cannot compare.
+    """
 
     name: str
     run: Callable[[argparse.Namespace], int]
     meaning: str
     example: str
     arguments: Callable[[argparse.ArgumentParser], None]
+    compares: bool
 
 
 REGISTRY: Final[dict[str, Command]] = {}
@@ -99,15 +104,24 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
 
 
 def command(
-    name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+    name: str,
+    *,
+    example: str,
+    arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
+    compares: bool = False,
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Declare a function as a command; its docstring is its help, `example` a sample call."""
 
     def declare(run: CommandFunction) -> CommandFunction:
-        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments)
+        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments, compares)
         return run
 
     return declare
+
+
+def exit_after_error(run: CommandFunction) -> int:
+    """Return the exit code of a command that could not finish."""
+    return EXIT_UNCOMPARED if any(each.compares for each in REGISTRY.values() if each.run is run) else EXIT_FAILED
 
 
 def load(first: str) -> None:
@@ -130,7 +144,7 @@ def unknown_command(words: Sequence[str]) -> str | None:
         return None
     near = difflib.get_close_matches(wrong, allowed, n=1)
     hint = f"did you mean `trader {near[0]}`?" if near else f"there are: {', '.join(allowed)}."
-    return f"trader: there is no command {wrong!r}; {hint}"
+    return f"there is no command {wrong!r}; {hint}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -274,11 +288,11 @@ def show(text: str, *, on_stderr: bool = False) -> None:
     print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
 
 
-def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> None:
+def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool, prefix: str = "") -> None:
     """Print why a command failed on standard error and, with `as_json`, as one JSON object on standard output."""
-    show("\n".join([text, *(f"  {problem}" for problem in problems)]), on_stderr=True)
+    show("\n".join([f"{prefix}{text:.2000}", *(f"  {problem:.2000}" for problem in problems)]), on_stderr=True)
     if as_json:
-        error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
+        error = {"error": {"message": text, "problems": list(problems)}}
         show(encode(error).decode())
 
 

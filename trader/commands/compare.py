@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from trader.commands.command import Result, command, print_result, table
 from trader.core.errors import SettingsError
+from trader.core.files import decode_json, read_regular
 from trader.core.intervals import percent, student_quantile
 from trader.portfolio import tables as results
 from trader.portfolio.domain.evidence import compare, judge_family
 from trader.portfolio.domain.returns import ReturnSeries, mean_series
 
 _HOUR = timedelta(hours=1)
+_HOURS_MAX = 500_000
 
 
 class _Run(NamedTuple):
@@ -26,7 +28,7 @@ class _Run(NamedTuple):
 
     label: str
     key: str
-    seed: int
+    seed: int | None
     returns: ReturnSeries
 
 
@@ -35,7 +37,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-@command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments)
+@command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments, compares=True)
 def compare_runs(options: argparse.Namespace) -> int:
     """Compare finished backtests of one period with the first one, paired by seed and by hour.
 
@@ -59,30 +61,48 @@ def compare_runs(options: argparse.Namespace) -> int:
     return print_result(Result({"rows": rows}, _lines(rows)), as_json=options.json)
 
 
+class _Account(msgspec.Struct):
+    id: str
+    provider: str
+
+
+class _Result(msgspec.Struct):
+    """The parts of a result that are compared."""
+
+    accounts: Annotated[list[_Account], msgspec.Meta(min_length=1)]
+    options: dict[str, Any]
+    strategy: dict[str, Any] | None
+    capital: Annotated[float, msgspec.Meta(gt=0)]
+    seed: int | None
+    from_: str = msgspec.field(name="from")
+
+
 def _read(folder: Path) -> _Run:
     """Return the run of a folder. Raises `SettingsError`."""
     try:
-        value = msgspec.json.decode((folder / "result.json").read_bytes())
-        accounts = value["accounts"]
-        own = [each["id"] for each in accounts if each["provider"] == "strategy"] or [accounts[0]["id"]]
-        strategy = value["strategy"] or {}
-        same = {**value["options"], "seed": None, "from": value["from"], "strategy": strategy, "account": own[0]}
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        result = decode_json(read_regular(folder / "result.json"), _Result)
+        strategy = result.strategy or {}
+        params = " ".join(f"{name}={text}" for name, text in dict(strategy.get("params", {})).items())
+    except (OSError, ValueError, TypeError) as error:  # includes errors of msgspec
         raise SettingsError([f"{folder} must be the folder of a backtest (result.json): {error}"]) from None
+    accounts = result.accounts
+    own = next((each.id for each in accounts if each.provider == "strategy"), accounts[0].id)
+    same = {**result.options, "seed": None, "from": result.from_, "strategy": strategy, "account": own}
     equity = results.load(folder).equity
-    is_own = equity["account"] == own[0]
+    is_own = equity["account"] == own
     hours = equity["at"][is_own].astype("datetime64[h]").astype(np.int64)
     last = {int(hour): worth for hour, worth in zip(hours, equity["equity"][is_own], strict=True)}
     first, end = min(last, default=0), max(last, default=-1)
-    values = [float(value["capital"])]
+    if end - first > _HOURS_MAX or not np.isfinite([*last.values()]).all():
+        raise SettingsError([f"{folder}: the table equity has times without equity, or more than {_HOURS_MAX} hours"])
+    values = [result.capital]
     for hour in range(first, end + 1):
         values.append(last.get(hour, values[-1]))
     with np.errstate(divide="ignore", invalid="ignore"):
         returns = np.diff(np.log(values))
-    params = " ".join(f"{name}={text}" for name, text in strategy.get("params", {}).items())
     key = msgspec.json.encode(same, order="sorted").decode()
     series = ReturnSeries(datetime.fromtimestamp(3600 * first, UTC), returns)
-    return _Run(f"{own[0]} {params}".strip(), key, value["seed"], series)
+    return _Run(f"{own} {params}".strip(), key, result.seed, series)
 
 
 def _paired(reference: Sequence[_Run], group: Sequence[_Run]) -> tuple[ReturnSeries | None, ReturnSeries | None]:

@@ -15,7 +15,8 @@ import asyncpg
 
 from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
 from trader.core.errors import StartError
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.leadership import select_leader_schedulers
 from trader.database.pool import Connection, Database, place
 from trader.database.schema import apply_schema, open_database, select_schema_version
@@ -76,10 +77,11 @@ def database_command(
     arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
     changes: bool = False,
     of_any_version: bool = False,
+    compares: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
     """Declare a command that works on the database: it gets `--json` and the options that select the database.
 
-    The keyword arguments are the same as for `run_in_database`.
+    The keyword arguments are the same as for `command` and `run_in_database`.
     """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +94,7 @@ def database_command(
             return print_result(run_to_end(work), as_json=options.json)
 
         run_command.__doc__ = run.__doc__
-        command(name, example=example, arguments=add_arguments)(run_command)
+        command(name, example=example, arguments=add_arguments, compares=compares)(run_command)
         return run
 
     return declare

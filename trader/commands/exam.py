@@ -17,10 +17,11 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, cou
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import read_plan, read_sittings
+from trader.exam.folder import STATES_MAX, read_plan, read_sittings
 from trader.exam.opening import ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
@@ -43,9 +44,6 @@ from trader.exam.sitting import EVERY
 
 STATES = 300
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
-
-STATES_MAX = 100_000
-"""Maximum number of states of an exam."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -271,9 +269,9 @@ def exam_report(options: argparse.Namespace) -> int:
     sittings = read_sittings(options.folder, plan)
     card = exam_card(plan, sittings)
     try:
-        (options.folder / CARD_FILE).write_bytes(encode_card(card))
-        (options.folder / CARD_SCHEMA_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
-        (options.folder / REPORT_FILE).write_text(page(card.result, plan, secret, sittings), encoding="utf-8")
+        replace_file(options.folder / CARD_FILE, encode_card(card))
+        replace_file(options.folder / CARD_SCHEMA_FILE, msgspec.json.format(msgspec.json.encode(card_schema())))
+        replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
     return print_result(Result(msgspec.to_builtins(card.result), _lines(card.result)), as_json=options.json)
@@ -302,7 +300,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
 
 
-@command("exam check", example="trader exam check exam", arguments=_check_arguments)
+@command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
 def exam_check(options: argparse.Namespace) -> int:
     """Draw an exam's states again, execute its decisions again, and compare every score."""
     wrong = asyncio.run(check(options.folder, options.data, options.funding))

@@ -29,7 +29,6 @@ from trader.agents.sql.models import (
     update_venue_account_index,
     upsert_model,
 )
-from trader.backtest.bulk import CYCLE_MINUTES, write_season
 from trader.backtest.history import history_database, past_of, write_history
 from trader.commands.command import (
     EXIT_WRONG_SETTINGS,
@@ -57,21 +56,9 @@ from trader.market.sources.synthetic import SyntheticSource
 from trader.operations.sql.status import select_service_facts
 from trader.settings.settings import Settings, read_some
 
-SERVICE_MODEL_DAYS_MAX: Final = 30
-SERVICE_CYCLE_MINUTES: Final = 5
+CYCLE_MINUTES: Final = 5
 
 _MINUTE: Final = timedelta(minutes=1)
-
-LANGUAGE_MODELS: Final = (
-    ("DeepSeek", "deepseek/deepseek-chat"),
-    ("Qwen", "qwen/qwen3-max"),
-    ("GPT", "openai/gpt-5-mini"),
-    ("Claude", "anthropic/claude-sonnet"),
-    ("Gemini", "google/gemini-flash"),
-    ("Grok", "x-ai/grok-fast"),
-    ("Llama", "meta-llama/llama-4-maverick"),
-    ("Mistral", "mistralai/mistral-medium"),
-)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,17 +73,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", metavar="JSON", help="fields of every request to the model's provider")
     parser.add_argument("--models", type=int, metavar="N", help="N rule models, spread over the variants")
     parser.add_argument(
-        "--language-models", action="store_true", help="N inactive language models of openrouter instead of rule models"
-    )
-    parser.add_argument(
         "--history",
         type=float,
         metavar="DAYS",
         help="trade the last DAYS days, in a new database without a service",
     )
-    parser.add_argument("--how", choices=("service", "bulk"), help="how to write the history; default: by its size")
     parser.add_argument(
-        "--cycle", type=float, metavar="MINUTES", help="minutes between decisions; default: 5, for a bulk history 13"
+        "--cycle", type=float, metavar="MINUTES", help=f"minutes between decisions; default: {CYCLE_MINUTES}"
     )
     parser.add_argument(
         "--demo", action="store_true", help="the database of `trader --demo`, if no service is running in this folder"
@@ -112,15 +95,13 @@ def seed(options: argparse.Namespace) -> int:
       trader models seed --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
       trader models seed --demo --models 8            rule models, spread over the variants
       trader models seed --demo --models 4 --history 7        with seven days of trading history
-      trader models seed --models 100 --history 90 --language-models      a whole season, for viewing or measurements
 
     The models go to the database of --database-url or DATABASE_URL. Without either, they go to the database of the
     service running in this folder, which trades them within a minute; if none is running, to the embedded database of
     the configured market (with --demo, of the synthetic market), which is created if it is missing.
 
     A history needs the synthetic market and a new database: with a running service or open accounts, the past does not
-    change. The rule agents trade a history of up to 30 model-days by the service's own workflow; a longer one is
-    generated in bulk, with invented decisions and equally exact books.
+    change. The rule agents trade it by the service's own workflow.
 
     A file has a table for each model; docs/models.md lists its further fields:
 
@@ -172,7 +153,7 @@ def _entries(options: argparse.Namespace) -> list[ModelEntry]:
     if options.variant:
         entries.append(_entry_of_arguments(options))
     if options.models:
-        entries += sample_models(options.models, are_language_models=options.language_models)
+        entries += sample_models(options.models)
     ids = [entry.id for entry in entries]
     if problems := [f"{model_id}: given twice" for model_id in sorted(set(ids)) if ids.count(model_id) > 1]:
         raise SettingsError(problems)
@@ -196,28 +177,20 @@ def _entry_of_arguments(options: argparse.Namespace) -> ModelEntry:
     return entry_of(values)
 
 
-def sample_models(count: int, *, are_language_models: bool) -> list[ModelEntry]:
-    """Return models spread over the variants: rule models, the first of each variant with its id in `--demo`, or
-    inactive language models, whose history needs no key but whose trading does."""
+def sample_models(count: int) -> list[ModelEntry]:
+    """Return rule models spread over the variants, the first of each variant with its id in `--demo`."""
     entries = []
     for number in range(count):
         rank, place = divmod(number, len(VariantId))
         variant = list(VariantId)[place]
-        if are_language_models:
-            rank, place = divmod(rank, len(LANGUAGE_MODELS))
-            provider, (name, router_model) = "openrouter", LANGUAGE_MODELS[place]
-            model_id = f"{name.lower()}-{variant.lower()}"
-        else:
-            provider, router_model = "rules", f"rules/{variant.lower()}"
-            model_id, name = f"{variant.lower()}-rules", f"{variant} Rules"
+        model_id, name = f"{variant.lower()}-rules", f"{variant} Rules"
         if rank:
             model_id, name = f"{model_id}-{rank + 1}", f"{name} {rank + 1}"
         entries.append(
             ModelEntry(
-                id=model_id, name=name, variant=variant, provider=provider, router_model=router_model,
-                active=not are_language_models,
+                id=model_id, name=name, variant=variant, provider="rules", router_model=f"rules/{variant.lower()}"
             )
-        )  # fmt: skip
+        )
     return entries
 
 
@@ -239,7 +212,6 @@ class History(NamedTuple):
 
     start: datetime
     end: datetime
-    is_bulk: bool
 
 
 async def _seed(
@@ -313,9 +285,6 @@ async def _plan_history(
     start = floor_time(now - timedelta(days=options.history) if past_end is None else past_end, _MINUTE)
     models: dict[str, Model | ModelEntry] = {model.id: model for model in await select_models(conn)}
     models |= {entry.id: entry for entry in entries}
-    is_bulk = past_end is None and len(models) * options.history > SERVICE_MODEL_DAYS_MAX
-    if options.how is not None:
-        is_bulk = options.how == "bulk"
     accounts = await select_accounts(conn)
     late = [account.id for account in accounts.values() if account.run.started_at > start]
     others = [each.id for each in models.values() if each.active and each.provider != "rules"]
@@ -323,20 +292,18 @@ async def _plan_history(
         return f"after its end at {iso(past_end)} accounts were opened, such as {late[0]}"
     if past_end is not None and (unknown := sorted(accounts.keys() - models.keys())):
         return f"its account {unknown[0]} belongs to no model"
-    if past_end is not None and is_bulk:
-        return f"it ends at {iso(past_end)}, and a bulk history needs a new database"
     if late:
         raise StartError(
             f"These accounts are open without a history: {allowed(late)}. Write the history first, in a new database."
         )
-    if others and not is_bulk:
+    if others:
         raise StartError(f"Only rule agents can trade a --history; these models are not: {allowed(others)}.")
-    return History(start, floor_time(now, _MINUTE), is_bulk)
+    return History(start, floor_time(now, _MINUTE))
 
 
 async def _write_history(dsn: str, settings: Settings, history: History, cycle: float | None) -> str:
     """Write the history, `cycle` minutes between its decisions. Return a line for the operator."""
-    start, end, is_bulk = history
+    start, end = history
     if start >= end:
         return f"The history is complete up to {iso(start)}."
     progress = Progress(start, end)
@@ -346,9 +313,7 @@ async def _write_history(dsn: str, settings: Settings, history: History, cycle: 
             assert isinstance(source, SyntheticSource), "no other market has a history"
             await settle_seed(source, database, is_written=True)
             past = past_of(source, settings, start, end)
-            if is_bulk:
-                return await write_season(database, dsn, settings, past, round(cycle or CYCLE_MINUTES), progress.show)
-            every = timedelta(minutes=cycle or SERVICE_CYCLE_MINUTES)
+            every = timedelta(minutes=cycle or CYCLE_MINUTES)
             return await write_history(database, settings, past, every, progress.show)
         finally:
             progress.end()

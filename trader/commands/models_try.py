@@ -29,6 +29,7 @@ from trader.agents.variants import limits_of
 from trader.agents.workflow import Workflow
 from trader.commands.command import EXIT_WRONG_SETTINGS, command, show
 from trader.composition.external import make_source, settle_seed
+from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, SystemClock
 from trader.core.errors import SettingsError, TraderError
 from trader.core.events import EventBus
@@ -135,8 +136,8 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         exchange = PaperExchange(database, market, clock, settings, accounts, halts)
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
-        feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()), name="market feed")
-        stack.push_async_callback(_cancel, feed)
+        feed = tasks.start(market.run(exchange.on_tick, clock.now()), "market feed")
+        stack.push_async_callback(tasks.end, feed)
         await _first_quotes(market, clock)
         providers = make_providers(settings)
         stack.push_async_callback(providers.close)
@@ -211,8 +212,3 @@ def _total(invocation: Invocation, steps: Sequence[Step]) -> str:
         f"{invocation.input_tokens:,} input tokens ({share} from the cache), {invocation.output_tokens:,} output tokens"
     )
     return f"total: {tokens}, cost {cost}{mark}"
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

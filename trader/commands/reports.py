@@ -9,10 +9,10 @@ from trader.agents.sql.models import select_models
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
+from trader.core.files import replace_file
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
 from trader.portfolio.evidence import last_whole_hour, make_report
-from trader.portfolio.luck import NoLuck
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import read_accounts
 from trader.seasons import drift_page as drift_report
@@ -72,13 +72,13 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
     runs = await current.refresh()
     async with target.reading() as conn:
         models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
-    evidence = await make_report(models, runs, current.baselines, NoLuck(), until, accounts=past)
+    evidence = await make_report(models, runs, current.baselines, until, accounts=past)
     return SeasonReport(name, make_standings(accounts, hours), unvalued, trades, evidence)
 
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
 

@@ -159,6 +159,7 @@ async def _close(folder: Path, form: Format, target: TargetDatabase, season: Sea
         write_files(folder, judged, form)
         card = make_card(judged, digest_files(folder, form))
         encoded = msgspec.json.format(msgspec.json.encode(card))
+        msgspec.json.decode(encoded, type=Card)  # the season closes only with a card that matches its schema
         (folder / CARD).write_bytes(encoded)
         result = SeasonResult(
             until=iso(until),
@@ -202,7 +203,12 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
-@command("season check", example="trader season check winter --anchors anchors.jsonl", arguments=_check_arguments)
+@command(
+    "season check",
+    example="trader season check winter --anchors anchors.jsonl",
+    arguments=_check_arguments,
+    compares=True,
+)
 def check(options: argparse.Namespace) -> int:
     """Derive the result of a season again from the record in its folder, and report everything that differs.
 
@@ -212,7 +218,10 @@ def check(options: argparse.Namespace) -> int:
     anchors = [] if options.anchors is None else read_anchors(options.anchors)
     checked = asyncio.run(check_result(options.folder, anchors))
     wrong = checked.differences
-    lines = [f"  {each.field}: {each.written!r}; by the record {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
+    lines = [
+        f"  {each.field}: {each.written!r:.200}; by the record {each.computed!r:.200}"
+        for each in wrong[:DIFFERENCES_MAX]
+    ]
     if len(wrong) > DIFFERENCES_MAX:
         lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
     if checked.judged is not None and (own := digest_code()) != checked.judged.basis.code:

@@ -7,9 +7,11 @@ import os
 import platform
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import uvloop
 
 from trader import __version__
 from trader.commands.command import (
@@ -145,7 +147,7 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
     from trader.operations.supervisor import Supervisor  # noqa: PLC0415 - as above
 
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if is_check:
                 lines = runner.run(app.check(settings))
                 return print_result(Result({"checks": lines}, lines), as_json=as_json)
@@ -158,15 +160,6 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
     except KeyboardInterrupt:  # before the service handles its signals itself
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory if it is installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - not available on Windows
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def program_version() -> str:

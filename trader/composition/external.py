@@ -11,10 +11,11 @@ from typing import Final
 
 from trader.agents.sql.models import select_has_keyless_provider
 from trader.core.errors import StartError
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.loading import select_schema_name
-from trader.database.pool import Database, place
+from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
@@ -76,7 +77,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     else:
         dsn = settings.database_url.reveal()
     is_reader = settings.role == "reader"
-    database = await Database.connect(dsn, read_only=is_reader)
+    database = await Database.connect(dsn, read_only=is_reader, idle_in_transaction_s=IDLE_IN_TRANSACTION_S)
     stack.push_async_callback(database.close)
     is_written = not is_reader and not await database.is_replica()
     await (_prepare_schema(settings, database, dsn, server) if is_written else require_schema(database, dsn))

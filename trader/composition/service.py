@@ -22,7 +22,7 @@ from trader.api import streams
 from trader.api.context import Context
 from trader.api.health import present_alarms
 from trader.api.schemas.agents import ViewOutput
-from trader.api.schemas.common import ENCODER
+from trader.api.schemas.common import ENCODER, decoder_of, encoded
 from trader.api.stream_table import state_loaders
 from trader.composition.external import ExternalSystems, halts_file, make_recorder
 from trader.composition.leadership import PRICE_TRACKER_EVERY, Coordination, Leadership, TradingParts
@@ -57,14 +57,13 @@ from trader.portfolio.analytics import Analytics
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.evidence import Evidence
 from trader.portfolio.hour_bounds import HourBounds
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import require_running
 from trader.portfolio.snapshots import PortfolioService
 from trader.record.anchor_sinks import make_sink
 from trader.record.anchors import Anchors
 from trader.record.results import record_results
-from trader.settings.settings import Settings, is_public
+from trader.settings.settings import Settings
 
 log = logging.getLogger("trader")
 
@@ -126,7 +125,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         context=context,
         database=database,
         providers=shared.providers,
-        broadcasters=streams.Broadcasters(state_loaders(context), events, base.clock, is_shared=is_public(settings)),
+        broadcasters=streams.Broadcasters(state_loaders(context), events, base.clock),
         schedulers=schedulers,
         trading=trading,
         leadership=leadership,
@@ -207,8 +206,7 @@ def _make_context(
 ) -> Context:
     database, settings, clock, market = base.database, base.settings, base.clock, base.market
     exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
-    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
-    stack.push_async_callback(luck.close)
+    runs = CurrentRuns(database)
     warnings = agents.warnings if base.leader is None else partial(_warnings_of, base.leader)
     return Context(
         settings=settings,
@@ -217,7 +215,7 @@ def _make_context(
         exchange=exchange,
         portfolio=PortfolioService(database, exchange, clock, settings, base.leader),
         analytics=Analytics(database, exchange, clock, runs),
-        evidence=Evidence(database, runs, luck, clock),
+        evidence=Evidence(database, runs, clock),
         models=models,
         invocations=InvocationReader(database, models, warnings),
         agents=agents,
@@ -291,7 +289,8 @@ def leader_view(context: Context, alarms: Alarms) -> LeaderView:
 
 def _make_webhooks(context: Context, database: Database) -> Webhooks:
     client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
-    return Webhooks(database, context.desk, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened)))
+    view = decoder_of(ViewOutput)
+    return Webhooks(database, context.desk, client, context.clock, lambda opened: encoded(ViewOutput.of(opened), view))
 
 
 def _make_schedulers(

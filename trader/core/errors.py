@@ -33,7 +33,7 @@ The rejection of an order is a value of the domain, never an exception.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 
 class TraderError(Exception):
@@ -226,15 +226,11 @@ class Unavailable(RequestError):
         self.retry_after_s = retry_after_s
 
 
-DATABASE_TROUBLE: Final = "The database cannot be used now: "
-"""Prefix of every answer, health reason, log line and alarm about an unusable database; the cause follows."""
-
-
 class DatabaseUnavailable(Unavailable):
     """The database cannot be used now; `cause` says why in a few words."""
 
     def __init__(self, cause: str) -> None:
-        super().__init__(f"{DATABASE_TROUBLE}{cause}.")
+        super().__init__(f"The database cannot be used now: {cause}.")
         self.cause = cause
 
 

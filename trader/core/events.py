@@ -1,10 +1,13 @@
 """In-process event bus: services publish after they commit, streams listen."""
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+
+log = logging.getLogger("trader")
 
 WorkflowType = Literal[
     "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "workflow:failed", "batch:complete"
@@ -72,7 +75,11 @@ class WorkflowProgress(Event, frozen=True):
 
 
 class EventBus:
-    """Calls every listener within `publish`, in order of subscription. A listener takes note and returns at once."""
+    """Calls every listener within `publish`, in order of subscription. A listener takes note and returns at once.
+
+    An error in a listener is a bug, which is logged. It reaches neither the other listeners nor the publisher, who has
+    already committed what it publishes.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], None]] = []
@@ -82,4 +89,7 @@ class EventBus:
 
     def publish(self, event: Event) -> None:
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener failed at the event %s", type(event).__name__)

@@ -1,6 +1,5 @@
 """Logs: records as lines for people or as JSON objects for machines, and the thread that writes them."""
 
-import asyncio
 import json
 import logging
 import re
@@ -8,10 +7,10 @@ import sys
 import threading
 from datetime import UTC, datetime
 from queue import SimpleQueue
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from trader.core.clock import iso
-from trader.core.errors import DATABASE_TROUBLE
+from trader.core.errors import DatabaseUnavailable
 
 PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -39,12 +38,6 @@ def printable(text: str) -> str:
     All text from callers, providers, files or the database is printed through this. JSON keeps its meaning.
     """
     return _STEERING.sub(lambda match: _SHORT.get(match[0]) or f"\\u{ord(match[0]):04x}", text)
-
-
-def log_bug(task: asyncio.Task[Any]) -> None:
-    """Log the error that ended a task; a done callback for tasks whose result is not awaited."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logging.getLogger("trader").error("%s ended by a bug", task.get_name(), exc_info=error)
 
 
 class JsonFormatter(logging.Formatter):
@@ -76,7 +69,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class DatabaseTroubleFilter(logging.Filter):
-    """Passes one record a minute for each cause of an unusable database, from all loggers together."""
+    """Passes one record a minute for each cause among the `DatabaseUnavailable` arguments of all loggers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,10 +77,10 @@ class DatabaseTroubleFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write the record; one with a traceback is always written."""
-        _, is_of_database, cause = record.getMessage().partition(DATABASE_TROUBLE)
-        if not is_of_database or record.exc_info or record.levelno < logging.WARNING:
+        errors = record.args if isinstance(record.args, tuple) else ()
+        cause = next((error.cause for error in errors if isinstance(error, DatabaseUnavailable)), None)
+        if cause is None or record.exc_info or record.levelno < logging.WARNING:
             return True
-        cause = cause.partition(".")[0]
         if record.created - self._passed_at_s.get(cause, -SAME_CAUSE_S) < SAME_CAUSE_S:
             return False
         self._passed_at_s[cause] = record.created
@@ -131,8 +124,8 @@ class LogWriter(logging.Handler):
                 self._stream.write(line)
                 if self._waiting.empty():
                     self._stream.flush()
-            except (OSError, ValueError):
-                pass  # the reader of the log is gone; the service continues
+            except Exception:  # noqa: BLE001, S110 - the reader of the log is gone; the service and its log continue
+                pass
 
     def close(self) -> None:
         """Write the waiting lines. `logging` also calls this when the process ends."""

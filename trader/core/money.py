@@ -11,7 +11,14 @@ ZERO = Decimal(0)
 ONE = Decimal(1)
 QUANTUM = Decimal("1e-16")
 
+_DIGITS_MAX = 30
 _WIDE = Context(prec=80, rounding=ROUND_HALF_EVEN)
+
+
+def require_figure(value: Decimal | None) -> None:
+    """Raise `ValueError` for NaN, infinity and amounts beyond 1e30, which JSON of strangers may have."""
+    if value is not None and not (value.is_finite() and abs(value.adjusted()) <= _DIGITS_MAX):
+        raise ValueError(f"expected an amount, got {value!s:.40}")
 
 
 def divide(dividend: Decimal, divisor: Decimal) -> Decimal:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
+from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, floor_time
 from trader.core.errors import TraderError
 
@@ -90,8 +92,10 @@ async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
     status.failures_in_a_row = 0 if error is None else status.failures_in_a_row + 1
     if error is not None:
         status.failures += 1
-        expected = isinstance(error, TraderError)
-        log.error("scheduler %s: run failed: %s", job.name, describe_error(error), exc_info=None if expected else error)
+        if isinstance(error, TraderError):
+            log.error("scheduler %s: run failed: %s", job.name, error)
+        else:
+            log.error("scheduler %s: run failed: %s", job.name, status.last_error, exc_info=error)
 
 
 async def _run_once(job: Job, clock: Clock, now: datetime) -> BaseException | None:
@@ -142,8 +146,8 @@ class Schedulers:
         for number, job in enumerate(self._jobs.values()):
             # A millisecond apart, so that a lockstep clock also wakes their first runs in sequence.
             due = now + timedelta(milliseconds=number)
-            run = run_forever(job, self._clock, self._status[job.name], due)
-            self._tasks[job.name] = asyncio.create_task(run, name=f"scheduler {job.name}")
+            run = partial(run_forever, job, self._clock, self._status[job.name], due)
+            self._tasks[job.name] = tasks.keep(run, f"scheduler {job.name}")
         await asyncio.sleep(0)  # lets each new task take its first step
 
     async def close(self) -> None:

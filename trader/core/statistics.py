@@ -197,10 +197,13 @@ def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | 
 
 
 def max_drawdown(values: Sequence[float] | NDArray[np.float64]) -> Drawdown | None:
-    """Return the largest fall from a running peak; None without values, zero if equity never fell."""
+    """Return the largest fall from a running peak; None without values, zero if equity never fell.
+
+    Equity below zero counts as zero: nobody loses more than everything.
+    """
     if not len(values):
         return None
-    equity = np.asarray(values, dtype=np.float64)
+    equity = np.maximum(np.asarray(values, dtype=np.float64), 0.0)
     peaks = np.maximum.accumulate(equity)
     falls = peaks - equity
     shares = np.divide(falls, peaks, out=np.zeros_like(falls), where=peaks > 0)

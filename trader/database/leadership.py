@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from trader.database.pool import CONNECT_TIMEOUT_S, NOT_REACHABLE, SELECT_ALIVE, Connection, transient_cause
+from trader.database.pool import NOT_REACHABLE, SELECT_ALIVE, Connection, connect_alone, transient_cause
 
 log = logging.getLogger("trader.leadership")
 
@@ -52,12 +52,8 @@ class LeaderLock:
         """Try to become the leader. False on a replica until it is promoted, and if the database cannot answer."""
         try:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncpg.connect(
-                    self._dsn,
-                    timeout=CONNECT_TIMEOUT_S,
-                    command_timeout=_CHECK_TIMEOUT_S,
-                    server_settings={"application_name": "trader leader", **_KEEPALIVE},
-                )
+                own = {"application_name": "trader leader", **_KEEPALIVE}
+                self._connection = await connect_alone(self._dsn, command_timeout_s=_CHECK_TIMEOUT_S, **own)
                 self._disconnected.clear()
                 self._connection.add_termination_listener(lambda _: self._disconnected.set())
             is_acquired = bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))

@@ -8,7 +8,7 @@ change its session's state (SET, LISTEN, session advisory locks); inside a trans
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -53,8 +53,39 @@ CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
 """How long the server may take to cancel an abandoned statement; its caller waits for that as well."""
 
+IDLE_IN_TRANSACTION_S = 30.0
+"""How long a process of the service may leave a transaction idle: a frozen one must not lock out its successors."""
+
 LOCK_TIMEOUT_SHARE = 0.9
 """The share of a statement's timeout that it may wait for locks, so that the server reports the cause of the wait."""
+
+PINNED: Mapping[str, str] = {
+    "application_name": "trader",
+    "array_nulls": "on",
+    "bytea_output": "hex",
+    "datestyle": "ISO, MDY",
+    "default_transaction_deferrable": "off",
+    "default_transaction_isolation": "read committed",
+    "extra_float_digits": "1",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "intervalstyle": "postgres",
+    "lock_timeout": "0",
+    "row_security": "on",
+    "search_path": '"$user", public',
+    "standard_conforming_strings": "on",
+    "statement_timeout": "0",
+    "synchronous_commit": "on",
+    "timezone": "UTC",
+    "transform_null_equals": "off",
+}
+"""The settings of every session, on which statements and promises rely, whatever a role, a database or a server says.
+
+`default_transaction_read_only` is not among them: an administrator's freeze is obeyed, and reported as `read-only`.
+"""
+
+OF_ADDRESS = frozenset({"search_path", "statement_timeout", "synchronous_commit"})
+"""Settings that DATABASE_URL may choose in its query."""
 
 NOT_REACHABLE = "not reachable"
 NOT_ANSWERING = "not answering"
@@ -63,6 +94,7 @@ BUSY = "all connections in use"
 # Errors about the server or the connection rather than the statement, by SQLSTATE or its class.
 CAUSES = {
     "25006": "read-only",
+    "25P03": "interrupted",
     "53100": "disk full",
     "53200": "out of memory",
     "53300": "too many connections",
@@ -79,6 +111,7 @@ CAUSES = {
 
 SELECT_ALIVE = "SELECT 1"
 SELECT_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
+SELECT_REPLICATION_ROLE = "SELECT current_setting('session_replication_role')"
 SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 
 # Any lock that would block trading, stopping or recording also blocks the probe. The probe itself blocks none of them.
@@ -87,7 +120,7 @@ LOCK TABLE variants, service_state, market_seed, last_marks, relay, models, entr
            chain_links, chain_marks, anchors, season_records, open_views, invocation_payloads, invocation_steps,
            tool_calls, notes, invocation_counts, orders, order_requests, limit_orders, fills, funding_payments,
            insurance_payments, venue_accounts, venue_orders, venue_trades, portfolio_snapshots, portfolio_hourly,
-           candles, variant_hourly, baselines, strategy_states, luck, halts, commands, credentials, webhooks,
+           candles, variant_hourly, baselines, strategy_states, halts, commands, credentials, webhooks,
            equity_marks, fill_drift, alarm_history, maintenance IN ROW EXCLUSIVE MODE
 """
 PROBE_LOCK_S = 3.0
@@ -169,18 +202,28 @@ class Database:
 
     @classmethod
     async def connect(
-        cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S, read_only: bool = False
+        cls,
+        dsn: str,
+        *,
+        size: int = 20,
+        command_timeout_s: float = COMMAND_TIMEOUT_S,
+        read_only: bool = False,
+        idle_in_transaction_s: float = 0,
     ) -> "Database":
         """Connect to the database of `dsn`. With `read_only`, the server refuses to write.
 
-        :raises StartError: the server is unreachable, refuses the user, lacks the database, or is older than 15
+        :raises StartError: the server is unreachable, refuses the user, lacks the database, is older than 15, or
+            checks no foreign keys for the user
         """
-        lock_timeout_ms = round(LOCK_TIMEOUT_SHARE * command_timeout_s * 1000)
-        session = {"application_name": "trader", "timezone": "UTC", "lock_timeout": str(lock_timeout_ms)}
+        own = {
+            "lock_timeout": str(round(LOCK_TIMEOUT_SHARE * command_timeout_s * 1000)),
+            "idle_in_transaction_session_timeout": str(round(idle_in_transaction_s * 1000)),
+        }
         if read_only:
-            session["default_transaction_read_only"] = "on"
+            own["default_transaction_read_only"] = "on"
         try:
-            await _check_version(dsn)
+            if await _check_server(dsn) >= 17:
+                own["transaction_timeout"] = "0"
             pool = await asyncpg.create_pool(
                 dsn,
                 min_size=min(2, size),
@@ -189,7 +232,7 @@ class Database:
                 command_timeout=command_timeout_s,
                 init=_set_codecs,
                 reset=_skip_reset,
-                server_settings=session,
+                server_settings=session_settings(dsn, own),
             )
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
             raise StartError(_start_problem(dsn, error)) from error
@@ -388,17 +431,41 @@ async def _end_statement(conn: Connection) -> None:
             conn.terminate()
 
 
-async def _check_version(dsn: str) -> None:
-    conn = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+def session_settings(dsn: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session, its `own` ones among them. Every connection of the product begins with them."""
+    query = urlsplit(dsn).query
+    return {name: value for name, value in {**PINNED, **own}.items() if name not in OF_ADDRESS or name not in query}
+
+
+async def connect_alone(
+    dsn: str, *, command_timeout_s: float | None = None, **own: str
+) -> "asyncpg.Connection[asyncpg.Record]":
+    """Open a connection outside of a pool, with the session's settings and its `own` ones."""
+    settings = session_settings(dsn, own)
+    return await asyncpg.connect(
+        dsn, timeout=CONNECT_TIMEOUT_S, command_timeout=command_timeout_s, server_settings=settings
+    )
+
+
+async def _check_server(dsn: str) -> int:
+    """Return the major version of a usable server."""
+    conn = await connect_alone(dsn)
     try:
-        major = conn.get_server_version().major
-        version = str(conn.get_settings().server_version).split(" ", 1)[0]
+        major: int = conn.get_server_version().major
+        if major < OLDEST_VERSION:
+            version = str(conn.get_settings().server_version).split(" ", 1)[0]
+            raise StartError(
+                f"The database at {place(dsn)} is PostgreSQL {version}; version {OLDEST_VERSION} or later is needed."
+            )
+        role = await conn.fetchval(SELECT_REPLICATION_ROLE)
     finally:
         await conn.close(timeout=CONNECT_TIMEOUT_S)
-    if major < OLDEST_VERSION:
+    if role != "origin":  # only a superuser can set it, even back
         raise StartError(
-            f"The database at {place(dsn)} is PostgreSQL {version}; version {OLDEST_VERSION} or later is needed."
+            f"The database at {place(dsn)} sets session_replication_role to {role}, so foreign keys and triggers do "
+            "not hold. Reset it with ALTER ROLE or ALTER DATABASE … RESET session_replication_role."
         )
+    return major
 
 
 def place(dsn: str) -> str:

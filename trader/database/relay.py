@@ -107,7 +107,9 @@ class RelayWriter:
 
     def _note(self, event: Event) -> None:
         if self._is_open and isinstance(event, WorkflowProgress) and len(self._waiting) < EVENTS_MAX:
-            self._waiting.append(RelayedEvent(event.type, event.at, msgspec.Raw(self._encode(event.details))))
+            relayed = RelayedEvent(event.type, event.at, msgspec.Raw(self._encode(event.details)))
+            # One that no follower could read would end them all; the event bus logs it.
+            self._waiting.append(msgspec.json.decode(msgspec.json.encode(relayed), type=RelayedEvent))
 
     async def run(self, term: int) -> None:
         """Write a record every second in this term, forever. Unwritten events go into the next record."""

@@ -11,8 +11,9 @@ import msgspec
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
-from trader.core.errors import SettingsError
-from trader.exam.folder import ExamPlan, read_plan, read_states
+from trader.core.errors import SettingsError, StartError
+from trader.core.files import decode_json, read_regular
+from trader.exam.folder import ContradictoryExam, ExamPlan, read_plan, read_states
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
@@ -30,7 +31,11 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
     :raises SettingsError: the recording is missing, or is another one
     :raises StartError: the folder has no exam
     """
-    plan, secret = read_plan(folder)
+    try:
+        plan, secret = read_plan(folder)
+        states = read_states(folder, plan)
+    except ContradictoryExam as error:
+        return [str(error)]
     room: ExamRoom
     if plan.recording is not None:
         room = await recorded_room(plan, data, funding)
@@ -40,10 +45,11 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
         room = world_room(plan.settings, ())
     drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)
     wrong, models = [] if plan.states == drawn else [_OTHER_STATES], {model.id: model for model in plan.models}
-    states = read_states(folder, plan)
-    for sample in range(plan.samples):
-        decided = sorted(state[0].state for state in states if state[0].sample == sample)
-        if decided != list(range(len(decided))):
+    by_sample: dict[int, list[int]] = {}
+    for state in states:
+        by_sample.setdefault(state[0].sample, []).append(state[0].state)
+    for sample, decided in sorted(by_sample.items()):
+        if sorted(decided) != list(range(len(decided))):
             wrong.append(f"the decided states of sample {sample} are not the first ones of the plan")
     for state in states:
         again = [Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in state]
@@ -52,14 +58,19 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
 
 
 def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
-    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions."""
+    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions.
+
+    :raises StartError: it cannot be read
+    """
     file = folder / CARD_FILE
     if not file.exists():
         return []
     try:
-        given = msgspec.json.decode(file.read_bytes(), type=ExamCard)
-    except (OSError, msgspec.MsgspecError) as error:
+        given = decode_json(read_regular(file), ExamCard)
+    except msgspec.ValidationError as error:
         return [f"{CARD_FILE} is not the card of an exam: {error}"]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{file} cannot be read: {error}") from None
     expected = exam_card(plan, sittings)
     return [
         f"{CARD_FILE}: {name} does not follow from the decisions"

@@ -4,13 +4,23 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
+from trader.backtest.spec import CONDITION_VARIABLES
 from trader.core.errors import SettingsError, StartError
+from trader.core.files import (
+    BYTES_MAX,
+    SMALL_BYTES_MAX,
+    decode_json,
+    open_appending,
+    read_lines,
+    read_regular,
+    replace_file,
+)
 from trader.exam.domain.plan import NULL_SHARE
 from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind
@@ -24,8 +34,14 @@ SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
 
 
-_NEW: Final = "exam.new"
-"""Temporary name of the plan, until it is written completely."""
+STATES_MAX: Final = 100_000
+SAMPLES_MAX: Final = 10_000
+_SETTINGS: Final = {"SIM_SEED", "MARKETS", *CONDITION_VARIABLES} - {"MARKETS_FILE"}
+"""The settings that exams have; any other, such as one that names a file, was put in by someone else."""
+
+
+class ContradictoryExam(StartError):
+    """The files of an exam can be read, and contradict each other."""
 
 
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,16 +62,16 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     secret_digest: str
-    states: list[ExamState]
-    edges: list[Edge]
+    states: Annotated[list[ExamState], msgspec.Meta(max_length=STATES_MAX)]
+    edges: Annotated[list[Edge], msgspec.Meta(min_length=1)]
     kind: Kind
     horizon: Horizon
-    models: list[Model]
+    models: Annotated[list[Model], msgspec.Meta(min_length=1)]
     strategies: dict[str, str]
     settings: dict[str, str]
     code: CodeDigest
     compared: tuple[str, str] | None = None
-    samples: int = 1
+    samples: Annotated[int, msgspec.Meta(ge=1, le=SAMPLES_MAX)] = 1
     recording: str | None = None
 
     @property
@@ -88,7 +104,8 @@ def is_begun(folder: Path) -> bool:
     """Return whether a folder has an exam. Raise `SettingsError` for a folder that has anything else."""
     if (folder / PLAN).exists():
         return True
-    if folder.exists() and (not folder.is_dir() or any(each.name not in (SECRET, _NEW) for each in folder.iterdir())):
+    unfinished = {folder / SECRET, *folder.glob(".*.new")}
+    if folder.exists() and (not folder.is_dir() or not unfinished.issuperset(folder.iterdir())):
         raise SettingsError([f"--out: {folder} exists and has no exam; give a new folder, or one to resume"])
     return False
 
@@ -96,20 +113,19 @@ def is_begun(folder: Path) -> bool:
 def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
     """Write the secret of a new exam, and then its plan at once. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SECRET).touch(mode=0o600)
-    (folder / SECRET).write_text(secret, encoding="ascii")
-    (folder / _NEW).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
-    (folder / _NEW).replace(folder / PLAN)
+    replace_file(folder / SECRET, secret, 0o600)
+    replace_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     """Return the plan of an exam and its secret.
 
-    :raises StartError: the folder has no exam, or its secret is another one
+    :raises ContradictoryExam: the secret is another one
+    :raises StartError: the folder has no exam
     """
     try:
-        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExamPlan)
-        secret = (folder / SECRET).read_text(encoding="ascii")
+        plan = decode_json(read_regular(folder / PLAN), ExamPlan)
+        secret = read_regular(folder / SECRET, SMALL_BYTES_MAX).decode("ascii")
     except OSError as error:
         raise StartError(f"{folder} has no exam: {error.filename}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -118,8 +134,14 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
         raise StartError(f"{folder} has a damaged exam: its states are not numbered from 0 on")
     if any(state.moment is None and state.edge is None and state.kind != "null" for state in plan.states):
         raise StartError(f"{folder} has a damaged exam: only a null world is without an edge")
+    if others := plan.settings.keys() - _SETTINGS:
+        raise StartError(f"{folder} has a damaged exam: no exam has the settings {', '.join(sorted(others))}")
+    if plan.recording is not None and "MARKETS" not in plan.settings:
+        raise StartError(f"{folder} has a damaged exam: its settings name no MARKETS")
     if digest_of(secret) != plan.secret_digest:
-        raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
+        raise ContradictoryExam(
+            f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}"
+        )
     return plan, secret
 
 
@@ -136,9 +158,9 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     :raises StartError: the file holds anything else
     """
     file = folder / SITTINGS
-    lines = file.read_bytes().split(b"\n") if file.exists() else []
     try:
-        sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
+        lines = [line for line in read_lines(file, BYTES_MAX) if line.endswith(b"\n")] if file.exists() else []
+        sittings = [decode_json(line, Sitting) for line in lines]
         for decided in (each.answer.decided for each in sittings if each.answer.decided is not None):
             times = [decided.started_at, *(time for step in decided.steps for time in (step.at, step.viewed_at))]
             if any(time.tzinfo is None for time in times):
@@ -151,10 +173,12 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     states = [sittings[first : first + width] for first in range(0, len(sittings) - len(sittings) % width, width)]
     for place, state in enumerate(states):
         if [each.entrant for each in state] != plan.entrants or len({(each.state, each.sample) for each in state}) > 1:
-            raise StartError(f"{file}: lines {place * width + 1} to {place * width + width} do not belong to one state")
+            raise ContradictoryExam(
+                f"{file}: lines {place * width + 1} to {place * width + width} do not belong to one state"
+            )
         number, sample = state[0].state, state[0].sample
         if not (0 <= number < len(plan.states) and 0 <= sample < plan.samples):
-            raise StartError(f"{file}: state {number} with sample {sample} is not planned")
+            raise ContradictoryExam(f"{file}: state {number} with sample {sample} is not planned")
     return states
 
 
@@ -169,18 +193,22 @@ class Sheet:
     def __init__(self, folder: Path, plan: ExamPlan) -> None:
         self.sittings: list[Sitting] = []
         kept, file = read_sittings(folder, plan), folder / SITTINGS
-        new = file.with_suffix(".new")
-        self._file = new.open("wb", buffering=0)
-        self.add(kept)
-        new.replace(file)
+        replace_file(file, _lines(kept))
+        self._file = open_appending(file)
+        self.sittings += kept
 
     def add(self, sittings: Sequence[Sitting]) -> None:
         """Write decisions at once. Raises `OSError`."""
-        self._file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in sittings))
+        self._file.write(_lines(sittings))
+        self._file.flush()
         self.sittings += sittings
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lines(sittings: Sequence[Sitting]) -> bytes:
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in sittings)
 
 
 def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from trader.backtest.sources import (
 )
 from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import SettingsError
-from trader.core.money import floor_to, from_number
+from trader.core.money import floor_to, from_number, require_figure
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
@@ -71,8 +71,11 @@ class ExamAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     decided: RecordedInvocation | None = None
     refused: tuple[str, ...] = ()
     cost_usd: Decimal | None = None
-    tokens: int = 0
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=10**12)] = 0
     said: str | None = None
+
+    def __post_init__(self) -> None:
+        require_figure(self.cost_usd)
 
 
 class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):

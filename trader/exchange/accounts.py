@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import aiojobs
 import msgspec
 
+from trader.core import tasks
 from trader.core.clock import iso
 from trader.core.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.core.events import EventBus, PositionsChanged, PostingRefused
@@ -314,7 +315,7 @@ class Accounts:
 
     async def _to_its_end(self, account_id: str, work: Coroutine[Any, Any, T]) -> T:
         assert self._changes is not None, "only a leader changes accounts"
-        change = asyncio.ensure_future(work)
+        change = asyncio.create_task(work, name=f"change of {account_id}")
         under_way = self._under_way[account_id]
         under_way.add(change)
         change.add_done_callback(under_way.discard)
@@ -323,6 +324,7 @@ class Accounts:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
+                change.add_done_callback(tasks.log_failure)
                 raise
             raise self._ended() from None  # the change was canceled, not its caller: the term has ended
 

@@ -13,7 +13,7 @@ from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.exchange.sql import accounts as store
-from trader.market.domain.markets import Market, canonical_symbol, refusal_to_trade
+from trader.market.domain.markets import Market, refusal_to_trade, traded_symbol
 from trader.market.feed import MarketFeed
 
 
@@ -76,11 +76,8 @@ async def first_answer(database: Database, account_id: str, client_order_id: str
 
 def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:
     """Return the order with its canonical symbol. Raise `InvalidInput` for an order that no account could place."""
-    symbol = canonical_symbol(order.symbol)
-    market = markets.get(symbol)
-    if market is None:
-        known = ", ".join(sorted(markets))
-        raise InvalidInput(Issue(("symbol",), f"{order.symbol!r} is not traded here; markets are {known}"))
+    symbol = traded_symbol(order.symbol, markets)
+    market = markets[symbol]
     if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
         raise InvalidInput(
             Issue(("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
+from trader.core import tasks
 from trader.core.errors import InternalError, LedgerViolated, TraderError, Unavailable
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
@@ -31,7 +32,7 @@ class LedgerWriter:
     def start(self, term: int) -> None:
         """Start writing as the leader of this term."""
         self._term = term
-        self._task = asyncio.create_task(self._run(), name="ledger writer")
+        self._task = tasks.keep(self._run, "ledger writer")
 
     def halt(self) -> None:
         """Stop writing at once; a statement in progress may still commit."""
@@ -39,10 +40,8 @@ class LedgerWriter:
 
     async def close(self) -> None:
         """Stop. Callers still waiting get `Unavailable`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await tasks.end(self._task)
+        self._task = None
         waiting, self._waiting = self._waiting, []
         for _, written in waiting:
             _fail(written, Unavailable("The service is stopping."))
@@ -65,7 +64,11 @@ class LedgerWriter:
             batch, self._waiting = self._waiting[:_BATCH_MAX], self._waiting[_BATCH_MAX:]
             if not self._waiting:
                 self._work.clear()
-            await self._commit(batch)
+            try:
+                await self._commit(batch)
+            finally:  # after a bug outside the commit; otherwise its callers would wait forever
+                for _, written in batch:
+                    _fail(written, InternalError("Writing the posting failed with an internal error; see the log."))
 
     async def _commit(self, batch: list[tuple[Posting, asyncio.Future[None]]]) -> None:
         try:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Final
 
+from trader.core import tasks
 from trader.core.clock import Clock, ScaledClock, interval_elapsed, iso
 from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
 from trader.exchange.accounts import Accounts, LastSeen
@@ -320,7 +321,7 @@ class TickProcessor:
         """Let every account in doubt be reread and catch up on its own, while the market continues."""
         for account_id in self._accounts.in_doubt:
             if account_id not in self._recovering and not self._accounts.under_way(account_id):
-                recovery = asyncio.create_task(self._recover(account_id), name=f"recovery of {account_id}")
+                recovery = tasks.start(self._recover(account_id), f"recovery of {account_id}")
                 self._recovering[account_id] = recovery
 
     async def _recover(self, account_id: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import aiojobs
 
+from trader.core import tasks
 from trader.core.clock import interval_elapsed
 from trader.core.errors import InvalidInput, Issue, MarketDataError, Precondition, StartError, Unavailable
 from trader.core.events import Event, MarketChecked
@@ -234,7 +235,7 @@ class LiveExchange(ExchangeBase):
         binding = await self._bindings.bind(account_id, index, known)
         account = LiveAccount(self._context, account_id, *binding)
         self._live_accounts[account_id] = account
-        self._tasks[account_id] = asyncio.create_task(account.run(), name=f"live account {account_id}")
+        self._tasks[account_id] = tasks.keep(account.run, f"live account {account_id}")
 
     def _running_jobs(self) -> aiojobs.Scheduler:
         if self._jobs is None or self.term is None:

@@ -93,6 +93,17 @@ class Caller(NamedTuple):
 
     credential: Credential | None = None
     is_unknown: bool = False
+    address: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has a key or token that is not revoked."""
+        return self.credential is not None and self.credential.revoked_at is None
+
+    @property
+    def source(self) -> UUID | str:
+        """What shares its part of a resource: its key or token, or else its address."""
+        return self.credential.id if self.credential is not None and self.is_known else self.address
 
     @property
     def is_agent(self) -> bool:
@@ -126,25 +137,28 @@ class Access:
     async def identify(self, authorization: str | None, address: str = "") -> Caller:
         """Return who sends a request with this `Authorization` header from this address.
 
-        :raises TooManyRequests: the address has sent too many wrong secrets, and never this one while it was valid
+        :raises TooManyRequests: the address has sent too many wrong secrets, this one is wrong or could be guessed,
+            and it was never sent while it was valid
         :raises Unavailable: the credentials cannot be read
         """
         secret = _secret_in(authorization or "")
         if not secret:
-            return ANYBODY
+            return Caller(address=address)
         digest, now_s = digest_of(secret), time.monotonic()
-        count, since_s = self._wrong.get(address, (0, -math.inf))
-        rest_s = since_s + WRONG_WINDOW_S - now_s
-        if count >= WRONG_MAX and rest_s > 0 and digest not in self._accepted:
-            raise TooManyRequests("too many wrong keys or tokens came from this address", math.ceil(rest_s))
-        credential = await self._find(secret, digest)
+        count, since_s = self._wrong.get(address, (0, now_s))
+        is_blocked = count >= WRONG_MAX and now_s < since_s + WRONG_WINDOW_S and digest not in self._accepted
+        is_guessable = not secret.startswith((AGENT_MARK, OPERATOR_MARK))  # people choose the tokens of the settings
+        credential = None if is_blocked and is_guessable else await self._find(secret, digest)
+        if credential is None and is_blocked:
+            rest_s = math.ceil(since_s + WRONG_WINDOW_S - now_s)
+            raise TooManyRequests("too many wrong keys or tokens came from this address", rest_s)
         if credential is None:
             self._count_wrong(address, now_s)
-            return Caller(is_unknown=True)
+            return Caller(is_unknown=True, address=address)
         if len(self._accepted) >= ADDRESSES_MAX:
             self._accepted.clear()
         self._accepted.add(digest)
-        return Caller(credential)
+        return Caller(credential, address=address)
 
     async def _find(self, secret: str, digest: bytes) -> Credential | None:
         for token in self._tokens:

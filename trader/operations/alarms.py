@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
+from trader.core import tasks
 from trader.core.clock import JumpWatch, SystemClock
 from trader.core.errors import SinkUnavailable, Unavailable
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
@@ -67,7 +68,7 @@ class Outlet:
         self._waiting: deque[QueuedNotice] = deque()
         self._changed = asyncio.Event()
         self._consecutive_failures = 0
-        self._task = asyncio.create_task(self._run(), name=f"notifications {self.name}")
+        self._task = tasks.keep(self._run, f"notifications {self.name}")
 
     def __len__(self) -> int:
         """Return how many notices are waiting, including the one being sent."""
@@ -111,6 +112,10 @@ class Outlet:
                 return False
             self.outcomes["failed"] += 1
             return True
+        except Exception:  # the next notice must not wait behind one that a bug keeps back
+            log.exception("a notice was not sent to the sink %s of NOTIFY_URL", self.name)
+            self.outcomes["failed"] += 1
+            return True
         if self._consecutive_failures > 0:
             log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
         self._consecutive_failures = 0
@@ -124,8 +129,7 @@ class Outlet:
                 while self._waiting and self._consecutive_failures == 0:
                     self._changed.clear()
                     await self._changed.wait()
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await tasks.end(self._task)
         await self._sink.close()
 
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+from trader.core import tasks
 from trader.core.errors import TraderError, Unavailable
 from trader.core.money import format_decimal
 from trader.database.leadership import hold_term
@@ -143,7 +144,10 @@ class OperatorCommands:
         command = OperatorCommand(id=uuid4(), verb=Verb.RESUME, account_id=account_id, reason=reason, asked_by=by)
         async with self._database.transaction() as conn:
             lifted = await write_resume(conn, command)
-        self._limits.reset(await self._halts.load())
+        try:
+            self._limits.reset(await self._halts.load())
+        except Unavailable as error:  # they are lifted, which the next poll reads
+            log.warning("halts were lifted, but are in force here until they can be read again: %s", error)
         return lifted
 
     async def activity(self, since: datetime) -> Activity:
@@ -189,7 +193,7 @@ class OperatorCommands:
                 )
             else:
                 run = self._carry_out(command)
-                self._tasks[command.id] = asyncio.create_task(run, name=f"{command.verb} {command.id}")
+                self._tasks[command.id] = tasks.start(run, f"{command.verb} {command.id}")
         await self._sweep_as_leader()
 
     async def _reap(self) -> None:
@@ -198,7 +202,6 @@ class OperatorCommands:
                 continue
             del self._tasks[command_id]
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("command %s failed: %s", command_id, error, exc_info=error)
                 note = f"internal error ({type(error).__name__}); see the log"
                 left = Left(account_id="", what="the command", reason=note)
                 async with self._database.writing() as conn:
@@ -356,12 +359,11 @@ class OperatorCommands:
                     await self._record_progress(command, f"{closed}, {len(progress.cancelled)} orders cancelled")
                 await asyncio.sleep(RETRY_S)
 
-        reporting = asyncio.create_task(report())
+        reporting = tasks.start(report(), f"progress of {command.verb} {command.id}")
         try:
             await _for_each(accounts, flatten)
         finally:
-            reporting.cancel()
-            await asyncio.wait([reporting])
+            await tasks.end(reporting)
 
     async def _close_all(self, command: OperatorCommand, account_id: str, progress: "_Progress") -> None:
         """Close every position at market, repeatedly for a minute while the order books cannot fill all of it.

@@ -203,9 +203,10 @@ class Baselines:
             follower.waiting = WaitingDecisions(decisions, due) if decisions else None
 
     def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
-        """Open each baseline at the first moment at which every market has a price."""
+        """Open each baseline at the first moment at which every listed market has a price."""
         quotes = self._market.quotes()
-        if any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in self._rules.markets):
+        listed = [symbol for symbol, market in self._rules.markets.items() if market.is_listed(now)]
+        if not listed or any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in listed):
             return
         moment = Moment(now, quotes, self._market.marks)
         for baseline in baselines_beside(variants):

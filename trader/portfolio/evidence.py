@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import median
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -36,10 +36,8 @@ from trader.portfolio.domain.board import (
 )
 from trader.portfolio.domain.evidence import Statement, Verdict, missing_trades, state_returns
 from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
-from trader.portfolio.domain.luck import Luck
 from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_series, split_variance
 from trader.portfolio.domain.seasons import Season, SeasonRules, SeasonState
-from trader.portfolio.luck import COMPUTING, LuckRequest
 from trader.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
 from trader.portfolio.sql.analytics import PastEntrant
@@ -63,7 +61,7 @@ class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None for the current entrant.
 
     `statement`, `trades` and `losing_trades` cover the window. `comparisons` hold the verdicts on all hours, for
-    replicates on their mean, and `luck` the last look. `attempt` is the number of the run.
+    replicates on their mean. `attempt` is the number of the run.
     """
 
     model: Model
@@ -76,7 +74,6 @@ class EntrantEvidence(NamedTuple):
     losing_trades: int
     comparisons: Sequence[Comparison]
     is_among_best: bool
-    luck: Luck | str
     replicates: ReplicateNoise | None
     attempt: int
     rank: RankInterval | None
@@ -186,12 +183,6 @@ class _Judged(NamedTuple):
             period.started_at, min(until, period.ended_at or until), float(period.start_value), parts, (), ()
         )
 
-    def luck_until(self, until: datetime) -> LuckRequest:
-        """Return the period to compare with luck, up to a whole hour."""
-        period = self.period
-        end = until if period.ended_at is None else floor_time(period.ended_at, _HOUR)
-        return LuckRequest(period.run, self.record.number, period.started_at, end, period.start_value)
-
 
 class _Found(NamedTuple):
     """The key of the best entrant, the shown entrants, and the verdict of the primary comparison."""
@@ -211,19 +202,12 @@ class _Part:
         self.trades, self.losing_trades = (sum(column) // len(group) for column in zip(*counts, strict=True))
 
 
-class LuckSource(Protocol):
-    """Compares entrants with luck, or gives the reason why it does not (yet)."""
-
-    async def results(self, requests: Sequence[LuckRequest], models: int, /) -> Sequence[Luck | str]: ...
-
-
 class Evidence:
     """Makes the evidence of entrants from the statistics of the current runs."""
 
-    def __init__(self, database: Database, runs: CurrentRuns, luck: LuckSource, clock: Clock) -> None:
+    def __init__(self, database: Database, runs: CurrentRuns, clock: Clock) -> None:
         self._database = database
         self._runs = runs
-        self._luck = luck
         self._clock = clock
 
     async def report(
@@ -239,7 +223,6 @@ class Evidence:
             field.models,
             family,
             field.baselines,
-            self._luck,
             field.until,
             field.since(window),
             model_id,
@@ -320,7 +303,6 @@ async def make_report(
     models: Mapping[str, Model],
     runs: Mapping[str, RunStatistics],
     baselines: Mapping[str, RunStatistics],
-    luck: LuckSource,
     until: datetime,
     since: datetime | None = None,
     model_id: str | None = None,
@@ -346,11 +328,7 @@ async def make_report(
     best, found, primary = await judged(rules, until)
     before = None if season is None else season.rules_before
     earlier = {} if before is None else _earlier((await judged(before, min(until, before.end))).shown)
-    tried = await luck.results([period.luck_until(until) for period, _ in found], contenders)
-    shown = [
-        entrant._replace(luck=each, before=earlier.get(period.key))
-        for (period, entrant), each in zip(found, tried, strict=True)
-    ]
+    shown = [entrant._replace(before=earlier.get(period.key)) for period, entrant in found]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
     series = [period.series for period, _ in found if period.series is not None and len(period.series.values) > 1]
     market = baselines.get(BUY_AND_HOLD.id)
@@ -577,7 +555,6 @@ def _evidence(
         losing_trades=part.losing_trades,
         comparisons=board.comparisons[key],
         is_among_best=key in board.among_best,
-        luck=COMPUTING,
         replicates=noise,
         attempt=period.run.run.number,
         rank=board.ranks.get(key),

@@ -319,7 +319,6 @@ class RunScope(NamedTuple):
         return run._replace(
             initial_capital=run.initial_capital if before is None else before.last,
             started_at=max(run.started_at, self.start),
-            season=self.season,
             until=self.end,
             leverage=max(1.0, UNKNOWN_LEVERAGE if before.leverage is None else before.leverage) if before else 1.0,
         )

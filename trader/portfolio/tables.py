@@ -11,9 +11,12 @@ Numbers are doubles; the exact amounts are in the ledger, or in the database.
 import csv
 import importlib
 import math
+import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
@@ -21,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trader.core.errors import SettingsError
+from trader.core.files import open_regular, read_lines, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +84,9 @@ COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
 """
 
 _CODES: Final[Mapping[ColumnKind, str]] = {"time": "q", "number": "d", "flag": "b"}
+_FORMULA: Final = re.compile(r"[-=+@\t\r\n'＝＋－＠]")
+_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
+_FILE_BYTES_MAX: Final = 1 << 31
 _NO_TIME: Final = int(np.datetime64("NaT", "ms").astype(np.int64))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -152,16 +159,14 @@ class Table:
             columns = {
                 name: arrow.array(self[name], utc if kind == "time" else None) for name, kind in self._kinds.items()
             }
-            extra("pyarrow.parquet").write_table(arrow.table(columns), file)
+            with replacing(file) as opened:
+                extra("pyarrow.parquet").write_table(arrow.table(columns), opened)
             return
         texts = [
             np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
             for column, kind in self._kinds.items()
         ]
-        with file.open("w", encoding="utf-8", newline="") as lines:
-            writer = csv.writer(lines)
-            writer.writerow(self._kinds)
-            writer.writerows(zip(*texts, strict=True))
+        write_csv(file, chain([self._kinds], zip(*texts, strict=True)))
 
 
 class Results(NamedTuple):
@@ -197,26 +202,51 @@ def load(path: str | Path) -> Results:
 
 def load_table(folder: Path, name: str) -> Table:
     """Return a table of a folder, as `load` does."""
-    table, parquet, text = Table(name), folder / f"{name}.parquet", folder / f"{name}.csv"
-    if parquet.exists():
-        read = extra("pyarrow.parquet").read_table(parquet)
+    parquet, text = folder / f"{name}.parquet", folder / f"{name}.csv"
+    file = parquet if parquet.exists() else text
+    if not file.exists():
+        raise SettingsError([f"{folder} has neither {parquet.name} nor {text.name}: it is not a backtest result"])
+    try:
+        return _read_table(file, name)
+    except (OSError, ValueError, TypeError, ArithmeticError, LookupError, NotImplementedError, csv.Error) as error:
+        raise SettingsError([f"{file} cannot be read: {error}"]) from None
+
+
+def _read_table(file: Path, name: str) -> Table:
+    table, kinds = Table(name), COLUMNS[name]
+    rows: Iterator[Sequence[Any]]
+    if file.suffix == ".parquet":
+        with open_regular(file, _FILE_BYTES_MAX) as opened:
+            read = extra("pyarrow.parquet").read_table(opened)
         names = read.column_names
-        converted = (
-            tuple(cell.replace(tzinfo=UTC) if isinstance(cell, datetime) else cell for cell in row)
+        rows = (
+            [cell.replace(tzinfo=UTC) if isinstance(cell, datetime) else cell for cell in row]
             for row in zip(*(column.to_pylist() for column in read.columns), strict=True)
         )
-    elif text.exists():
-        with text.open(encoding="utf-8", newline="") as lines:
-            names, *cells = csv.reader(lines)
-        kinds = list(COLUMNS[name].values())
-        converted = (tuple(_OF_TEXT[kind](cell) for kind, cell in zip(kinds, row, strict=True)) for row in cells)
     else:
-        raise SettingsError([f"{folder} has neither {parquet.name} nor {text.name}: it is not a backtest result"])
-    if list(names) != list(COLUMNS[name]):
-        raise SettingsError([f"{folder}: {name} has the columns {', '.join(names)}, not {', '.join(COLUMNS[name])}"])
-    for row in converted:
+        lines = csv.reader(line.decode() for line in read_lines(file, _FILE_BYTES_MAX))
+        names = next(lines, [])
+        rows = ([_OF_TEXT[kind](cell) for kind, cell in zip(kinds.values(), row, strict=True)] for row in lines)
+    if names != list(kinds):
+        raise SettingsError([f"{file.parent}: {name} has the columns {', '.join(names)}, not {', '.join(kinds)}"])
+    for row in rows:
         table.add(*row)
+    for column, kind in kinds.items():
+        if kind == "number" and np.isinf(table[column]).any():
+            raise ValueError(f"{column} has a number that is too large")
     return table
+
+
+def write_csv(file: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as CSV, in which no cell is a formula of a spreadsheet. Raises `OSError`."""
+    with replacing(file) as opened, TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
+        csv.writer(lines).writerows([_defused(cell) for cell in row] for row in rows)
+
+
+def _defused(cell: Any) -> Any:
+    """Return a cell with an apostrophe before a text that a spreadsheet would execute, or that begins with one."""
+    is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def _milliseconds(moment: datetime | None) -> int:
@@ -237,7 +267,7 @@ _OF_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
 }
 _OF_TEXT: Final[Mapping[ColumnKind, Callable[[str], Any]]] = {
     "time": lambda text: None if text == "NaT" else datetime.fromisoformat(text),
-    "text": str,
+    "text": lambda text: text.removeprefix("'"),
     "number": float,
     "flag": lambda text: text == "1",
 }
@@ -249,4 +279,6 @@ def extra(module: str, of: str = "results") -> Any:
         return importlib.import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[{of}]'"]) from None
+        raise SettingsError(
+            [f"{name} is not installed, which this needs: pip install 'trader-service[{of}]'"]
+        ) from None

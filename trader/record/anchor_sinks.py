@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -16,7 +16,7 @@ import msgspec
 from trader.core.clock import iso
 from trader.core.errors import SinkUnavailable
 from trader.record.domain.chain import Anchor
-from trader.settings.forms import ANCHOR_SCHEMES, Secret
+from trader.settings.forms import Secret
 
 ATTEMPT_S: Final = 10.0
 """How long a sink may take for one anchor."""
@@ -25,9 +25,9 @@ ATTEMPT_S: Final = 10.0
 class AnchorLine(msgspec.Struct, rename="camel"):
     """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
 
-    position: int
+    position: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     digest: str
-    anchored_at: datetime
+    anchored_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
     def anchor(self, source: str) -> Anchor:
         """Return the anchor. Raise ValueError if the digest is invalid."""
@@ -108,10 +108,10 @@ class FileSink:
             raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
 
     def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
-        problem: OSError | None = None
+        problem: Exception | None = None
         try:
             _append_line(self._path, line)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - `send` raises it
             problem = error
         with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
             writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
@@ -132,7 +132,7 @@ def _append_line(path: str, line: bytes) -> None:
         os.close(file)
 
 
-def _settle(writing: asyncio.Future[None], problem: OSError | None) -> None:
+def _settle(writing: asyncio.Future[None], problem: Exception | None) -> None:
     if writing.done():
         return
     if problem is None:
@@ -142,8 +142,7 @@ def _settle(writing: asyncio.Future[None], problem: OSError | None) -> None:
 
 
 SINKS: Final[dict[str, Callable[[str], AnchorSink]]] = {"file": FileSink, "http": WebhookSink, "https": WebhookSink}
-"""The sinks by the scheme of ANCHOR_URL; each is made of the address."""
-assert tuple(SINKS) == ANCHOR_SCHEMES, "the settings accept the schemes that have a sink"
+"""The sinks by the scheme of ANCHOR_URL; each is made of the address. `ANCHOR_SCHEMES` names them."""
 
 
 def make_sink(address: Secret | None) -> AnchorSink | None:

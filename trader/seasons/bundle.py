@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -19,6 +20,7 @@ import trader
 from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.api.schemas.common import Timestamp, Wire, iso
+from trader.core import files
 from trader.core.errors import SettingsError
 from trader.core.variant_id import VariantId
 from trader.exchange.sql.trades import OpenPosition, RunTrade
@@ -35,6 +37,8 @@ CARD: Final = "card.json"
 SCHEMA: Final = "card.schema.json"
 RECORD: Final = "record.jsonl"
 REPORT: Final = "report.html"
+_ENTRIES_MAX: Final = 100
+"""Files of a folder that are looked at; a bundle has fewer."""
 
 
 class CardHead(Wire, kw_only=True):
@@ -123,7 +127,7 @@ def list_bundle(folder: Path) -> Format:
     """
     try:
         with os.scandir(folder) as entries:
-            modes = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in entries}
+            modes = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in islice(entries, _ENTRIES_MAX)}
     except OSError as error:
         raise SettingsError([f"{folder} cannot be read: {error.strerror}"]) from None
     form: Format = "parquet" if f"{TABLES[0]}.parquet" in modes else "csv"
@@ -145,11 +149,10 @@ def read_lines(folder: Path) -> Iterator[str]:
     :raises SettingsError: it cannot be read, or its last line has no end
     """
     try:
-        with (folder / RECORD).open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith("\n"):
-                    raise SettingsError([f"line {number} of {folder / RECORD} has no end"])
-                yield line[:-1]
+        for number, line in enumerate(files.read_lines(folder / RECORD), 1):
+            if not line.endswith(b"\n"):
+                raise SettingsError([f"line {number} of {folder / RECORD} has no end"])
+            yield line[:-1].decode()
     except OSError as error:
         raise SettingsError([f"{folder / RECORD} cannot be read: {error.strerror}"]) from None
     except UnicodeDecodeError as error:
@@ -159,7 +162,7 @@ def read_lines(folder: Path) -> Iterator[str]:
 def digest_files(folder: Path, form: Format) -> dict[str, str]:
     """Return the SHA-256 of each file of a bundle that its card vouches for."""
     names = sorted([SCHEMA, REPORT, *table_files(form)])
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    return {name: hashlib.sha256(files.read_regular(folder / name)).hexdigest() for name in names}
 
 
 # As runs
@@ -179,7 +182,7 @@ class SeasonRows(NamedTuple):
 
 def rows_of(basis: Basis) -> SeasonRows:
     """Return the rows of a season in the form of a service's statistics."""
-    tables, until, season = basis.tables, basis.until, basis.season
+    tables, until = basis.tables, basis.until
     parts = {key: [PositionPart(**row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
     hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
     runs: dict[str, RunStatistics] = {}
@@ -201,7 +204,6 @@ def rows_of(basis: Basis) -> SeasonRows:
                 totals=totals,
                 entrant=record,
                 number=int(row["number"]),
-                season=season.number,
                 until=until,
                 leverage=row["leverage"],
             )
@@ -210,7 +212,7 @@ def rows_of(basis: Basis) -> SeasonRows:
         run.set_hours([_hour(account_id, **each) for each in hours.get(account_id, ())])
         run.add_trades(_trades(parts.get(account_id, ()), until))
         run.open = [
-            OpenPosition(account_id, part.symbol, part.is_long, Decimal(str(part.entry_notional)), part.opened_at)
+            OpenPosition(account_id, Decimal(str(part.entry_notional)), part.opened_at)
             for part in parts.get(account_id, ())
             if part.closed_at is None
         ]
@@ -296,7 +298,6 @@ def _trades(parts: Iterable[PositionPart], until: datetime) -> list[RunTrade]:
             confidence=None,
             opened_at=part.opened_at,
             closed_at=part.closed_at or until,
-            symbol=part.symbol,
         )
         for number, part in enumerate(closed)
     ]

@@ -16,7 +16,6 @@ from trader.core.statistics import max_drawdown, percent
 from trader.portfolio.behaviour import make_behaviour, present_period
 from trader.portfolio.domain.board import BoardRules
 from trader.portfolio.evidence import EvidenceReport, make_report
-from trader.portfolio.luck import NoLuck
 from trader.portfolio.run_statistics import RunStatistics, count_contenders
 from trader.portfolio.tables import Format, Table
 from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of
@@ -95,7 +94,7 @@ class BehaviourCard(Wire, kw_only=True):
 class Card(Wire, kw_only=True):
     """The result of a season. `season` holds what the rows lack: rules, market, frictions, code and record.
 
-    `evidence` is the output of `analytics.getEvidence` at the end, by the rules of the season, without luck.
+    `evidence` is the output of `analytics.getEvidence` at the end, by the rules of the season.
     `decisions` counts the calls by tool and status. `digests` are the SHA-256 of the bundle's other files except the
     record, which has digests of its own.
     """
@@ -129,7 +128,7 @@ async def judge(basis: Basis) -> Judged:
     """Return a season with its evidence."""
     rows = rows_of(basis)
     report = await make_report(
-        rows.models, rows.runs, rows.baselines, NoLuck(), basis.until, season=basis.season, accounts=rows.accounts
+        rows.models, rows.runs, rows.baselines, basis.until, season=basis.season, accounts=rows.accounts
     )
     return Judged(basis, rows, report)
 

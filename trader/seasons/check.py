@@ -14,6 +14,7 @@ import msgspec
 
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
+from trader.core.files import decode_json, read_regular
 from trader.portfolio.domain.seasons import (
     FIXED_AT_START,
     Season,
@@ -198,10 +199,10 @@ def compare_files(folder: Path, form: Format, derived: DerivedResult) -> list[Fi
     if derived.judged is None or derived.result is None:
         return []
     wrong = []
-    if (own := hashlib.sha256((folder / CARD).read_bytes()).hexdigest()) != derived.result.card:
+    if (own := hashlib.sha256(read_regular(folder / CARD)).hexdigest()) != derived.result.card:
         wrong.append(FieldDifference(f"SHA-256 of {CARD}", own, derived.result.card))
     for name, table in derived.judged.basis.tables.items():
-        if (folder / f"{name}.{form}").read_bytes() != derived.files[f"{name}.{form}"]:
+        if read_regular(folder / f"{name}.{form}") != derived.files[f"{name}.{form}"]:
             wrong += _row_differences(folder, table, form)
     wrong += _text_differences(folder / REPORT, derived.files[REPORT])
     if _decoded(folder / SCHEMA) != msgspec.json.decode(derived.files[SCHEMA]):
@@ -216,19 +217,14 @@ def _decoded(file: Path) -> Any:
     :raises SettingsError: it is not JSON, or it is nested too deeply
     """
     try:
-        return msgspec.json.decode(file.read_bytes())
+        return decode_json(read_regular(file), object)
     except msgspec.MsgspecError as error:
         raise SettingsError([f"{file} cannot be read: {error}"]) from None
-    except RecursionError:
-        raise SettingsError([f"{file} is nested too deeply"]) from None
 
 
 def _row_differences(folder: Path, table: Table, form: Format) -> list[FieldDifference]:
     """Return the rows of a file that the record does not have, and those that it has and the file lacks."""
-    try:
-        rows = Counter(load_table(folder, table.name).rows())
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise SettingsError([f"{folder}: {table.name} cannot be read: {error}"]) from None
+    rows = Counter(load_table(folder, table.name).rows())
     known = Counter(table.rows())
     wrong = [FieldDifference(f"{table.name}: row", _plain(row), None) for row in rows - known]
     wrong += [FieldDifference(f"{table.name}: row", None, _plain(row)) for row in known - rows]
@@ -241,7 +237,7 @@ def _plain(row: tuple[Any, ...]) -> list[Any]:
 
 def _text_differences(written: Path, computed: bytes) -> Iterator[FieldDifference]:
     """Yield the first difference of two pages, in which figures may differ in their last digits."""
-    if (content := written.read_bytes()) == computed:
+    if (content := read_regular(written)) == computed:
         return
     try:
         texts = [_NONCE.sub("nonce", page.decode()) for page in (content, computed)]

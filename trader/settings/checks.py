@@ -1,7 +1,7 @@
 """Checks that go beyond the form of a single setting: contradictions and misspelled names."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,9 +26,12 @@ PROVIDER_NEEDED: Final = (
 )
 
 
-def lacks_provider(values: Mapping[str, Any], problems: Iterable[str] = (), *, demo: bool) -> bool:
-    """Return whether settings that need an AI provider name none; a model in the database may still name one."""
-    if any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems):
+def lacks_provider(values: Mapping[str, Any], given: Iterable[str] = (), *, demo: bool) -> bool:
+    """Return whether settings that need an AI provider name none; a model in the database may still name one.
+
+    `given` names the settings whose value may be wrong: a provider with a wrong key or address is one.
+    """
+    if any(KEY_NAME.fullmatch(name) or name in BASE_URL_NAMES for name in given):
         return False
     is_replay = (values["market_source"] or "").startswith("replay:")
     return not (demo or is_replay or values["role"] == "reader" or values["providers"])
@@ -79,18 +82,17 @@ def _is_plain_host(parts: SplitResult) -> bool:
         return parts.netloc.isascii() and HOST_NAME.fullmatch(host) is not None
 
 
-def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, demo: bool) -> list[str]:
-    """Return the contradictions between settings that are valid on their own; `problems` lists the invalid ones."""
+def find_contradictions(values: Mapping[str, Any], given: Container[str], *, demo: bool) -> list[str]:
+    """Return the contradictions between settings that are valid on their own.
+
+    A wrong value is None; `given` names the settings that have a value, so that a wrong one does not count as missing.
+    """
     mistakes = []
     is_reader = values["role"] == "reader"
-    if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
+    if is_reader and values["database_url"] is None and "DATABASE_URL" not in given:
         mistakes.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
     is_guarded = values["api_token"] is not None or "on" in (values["public"], values["unsafe_open"])
-    if (
-        not is_guarded
-        and not is_loopback(values["host"])
-        and not any(each.startswith("API_TOKEN:") for each in problems)
-    ):
+    if not is_guarded and not is_loopback(values["host"]) and "API_TOKEN" not in given:
         mistakes.append(
             f"HOST: {values['host']} is reachable from other machines, so anyone who reaches the port could trade: "
             "set API_TOKEN, or UNSAFE_OPEN=on if a proxy guards the port (or PUBLIC=on, with which no one can change "
@@ -98,7 +100,7 @@ def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, d
         )
     kind, _, place = (values["market_source"] or "").partition(":")
     if values["trading_mode"] == "live":
-        mistakes += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
+        mistakes += _live_contradictions(values, given, demo=demo, is_reader=is_reader)
     if kind == "replay" and not Path(place).expanduser().exists():
         mistakes.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
     if kind == "replay" and values["record"] == Path(place).expanduser():
@@ -124,9 +126,7 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def _live_contradictions(
-    values: Mapping[str, Any], problems: Sequence[str], *, demo: bool, is_reader: bool
-) -> list[str]:
+def _live_contradictions(values: Mapping[str, Any], given: Container[str], *, demo: bool, is_reader: bool) -> list[str]:
     if demo:
         return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
     if is_reader:  # it trades nothing
@@ -134,7 +134,7 @@ def _live_contradictions(
     mistakes = [
         f"{name}: expected a value, which TRADING_MODE=live needs"
         for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")
-        if values[name.lower()] is None and not any(problem.startswith(f"{name}:") for problem in problems)
+        if values[name.lower()] is None and name not in given
     ]
     account = values["venue_account_index"]
     if account is not None and values["live_confirm"] != account:

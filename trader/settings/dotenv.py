@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trader.core.errors import SettingsError
+from trader.core.files import SMALL_BYTES_MAX, read_regular
+from trader.core.ownership import EMBEDDED_FOLDER, why_not_made_here, why_not_own
+
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
 SINGLE_QUOTED = re.compile(r"'([^']*)'\s*(?:#.*)?")
 DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
@@ -29,7 +33,8 @@ def _existing_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} cannot be read ({error.strerror})") from None
     if not is_file:
         raise argparse.ArgumentTypeError(f"expected a file, got {text!r}")
-    return Path(text)
+    path = Path(text)
+    return path.absolute() if path == DEFAULT_FILE else path  # named, and so read whoever wrote it
 
 
 class DotEnv(NamedTuple):
@@ -40,9 +45,14 @@ class DotEnv(NamedTuple):
 
 
 def read_dotenv(path: Path | None) -> DotEnv:
-    """Read the file. A missing file counts as empty; an unreadable file is a problem."""
+    """Read the file. A missing file counts as empty; an unreadable file is a problem.
+
+    :raises SettingsError: it is the default file, and others could have written it
+    """
     try:
-        text = "" if path is None else path.read_text(encoding="utf-8-sig")
+        if path == DEFAULT_FILE and (reason := _why_not_trusted(path)) is not None:
+            raise SettingsError([f"{path} is not read: {reason}; --env-file {path} reads it all the same"])
+        text = "" if path is None else read_regular(path.resolve(), SMALL_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError:
         return DotEnv({}, ())
     except UnicodeDecodeError as error:
@@ -50,6 +60,16 @@ def read_dotenv(path: Path | None) -> DotEnv:
     except OSError as error:
         return DotEnv({}, (f"{path}: cannot be read ({error.strerror})",))
     return parse_dotenv(text, str(path))
+
+
+def _why_not_trusted(file: Path) -> str | None:
+    """Return how somebody else could have written a file in the working folder that nobody named. Raises `OSError`."""
+    for path in (file, file.absolute().parent):
+        if (reason := why_not_own(path)) is not None:
+            return f"{path} {reason}"
+    beside = file.absolute().with_name(EMBEDDED_FOLDER.parts[0]).joinpath(*EMBEDDED_FOLDER.parts[1:])
+    reason = why_not_made_here(beside) if beside.exists() else None
+    return None if reason is None else f"{EMBEDDED_FOLDER} beside it {reason}"
 
 
 def parse_dotenv(text: str, name: str = ".env") -> DotEnv:

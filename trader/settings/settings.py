@@ -35,7 +35,8 @@ _BY_PRESET: Final = "from VENUE_PRESET"
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a process. `providers` comes from the variables of AI providers.
 
-    `demo` and `demo_history` come from the command line.
+    `demo` and `demo_history` come from the command line. `cors_credentials`: whether browsers may send passwords and
+    certificates from CORS_ORIGINS, which they may not from the origins that `--demo` allows by default.
     """
 
     # fmt: off
@@ -59,8 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "LEADER_URL", "", forms.WEB_ADDRESS,
         "Address of the leader, which readers and standbys give to callers who want to make changes.")]
     cors_origins: Annotated[tuple[str, ...], Variable(
-        "CORS_ORIGINS", "http://localhost:3000,http://127.0.0.1:3000", forms.WEB_ORIGINS,
-        "Origins of frontends whose browsers may call the API, separated by commas; `none` allows no origin.")]
+        "CORS_ORIGINS", "none", forms.WEB_ORIGINS,
+        "Origins of frontends whose browsers may call the API, separated by commas; `none` allows no other origin than "
+        "the service's own.", demo_default="http://localhost:3000,http://127.0.0.1:3000",
+        shown_default="none; with --demo port 3000 of this machine, without credentials")]
     allowed_hosts: Annotated[tuple[str, ...], Variable(
         "ALLOWED_HOSTS", "", forms.HOST_NAMES,
         "Further host names by which callers may reach the service, separated by commas, in addition to localhost, the "
@@ -245,9 +248,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: Annotated[str, Variable(
         "DASHBOARD", "on", forms.one_of("on", "off"),
         "Whether `GET /` is the dashboard; `off`: it is a short JSON list of the service's addresses.")]
-    exams: Annotated[Path | None, Variable(
-        "EXAMS", "", forms.FOLDER,
-        "Folder whose subfolders are exams; the dashboard links to their reports at `/exams`.", shown_default="none")]
     public: Annotated[str, Variable(
         "PUBLIC", "off", forms.one_of("on", "off"),
         "`on`: the service is read-only for callers without API_TOKEN, and prompts of models are hidden from them.")]
@@ -270,6 +270,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     providers: Mapping[str, ProviderSettings]
     demo: bool
     demo_history: bool = False
+    cors_credentials: bool = True
 
     @classmethod
     def load(
@@ -288,10 +289,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             for field, variable in VARIABLES.items()
         }
         values["providers"] = read_providers(texts, problems)
-        problems += find_contradictions(values, problems, demo=demo)
+        problems += find_contradictions(values, texts, demo=demo)
         if problems:
-            problems += [PROVIDER_NEEDED] if lacks_provider(values, problems, demo=demo) else []
+            problems += [PROVIDER_NEEDED] if lacks_provider(values, texts, demo=demo) else []
             raise SettingsError(problems)
+        values["cors_credentials"] = effective["CORS_ORIGINS"].source != "--demo"
         values["server_url"] = values["server_url"] or local_address(values["host"], values["port"])
         values["allowed_hosts"] = values["allowed_hosts"] or ()
         values["notify_urls"] = values["notify_urls"] or ()
@@ -354,11 +356,6 @@ TOKEN_CHARACTERS: Final = 16
 def find_misspelled(environ: Mapping[str, str], dotenv: Path | None) -> tuple[str, ...]:
     """Return warnings about environment variables that resemble a setting but are not one."""
     return find_unknown(read_dotenv(dotenv).values, environ, NAMES).warnings
-
-
-def is_public(settings: Settings) -> bool:
-    """Return whether callers from other machines may reach the service, by its address or through a proxy."""
-    return settings.public == "on" or not is_loopback(settings.host)
 
 
 def find_risks(settings: Settings, dotenv: Path) -> list[str]:

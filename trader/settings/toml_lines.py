@@ -4,6 +4,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -12,7 +13,7 @@ import msgspec
 import orjson
 
 from trader.core.errors import Issue, SettingsError
-from trader.core.files import require_regular
+from trader.core.files import SMALL_BYTES_MAX, read_regular
 from trader.core.inputs import find_issues
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import KEY_NAME, OTHER_KEY_NAME, PROVIDERS
@@ -23,6 +24,11 @@ ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provide
 
 
 DEPTH_MAX: Final = 50
+_TOKEN: Final = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"{3,5}|\'{3}.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|\#[^\n]*|[][{}\n]''', re.DOTALL
+)
+_DEEP_KEY: Final = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}""")
+"""A key of so many parts would take the parser minutes."""
 
 
 def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
@@ -31,15 +37,24 @@ def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     :raises SettingsError: the file cannot be read or is not TOML
     """
     try:
-        text = require_regular(file).read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = read_regular(file, SMALL_BYTES_MAX)
+        return content.decode(), decode_toml(content)
+    except OSError as error:
+        raise SettingsError([f"{file}: {error.strerror}"]) from None
+    except ValueError as error:
         raise SettingsError([f"{file}: {error}"]) from None
+
+
+def decode_toml(content: bytes) -> dict[str, Any]:
+    """Return the values of a TOML text. Raise `ValueError` if it is none, or has too many tables within each other."""
+    text = content.decode().replace("\r\n", "\n")
+    try:
+        values = None if _DEEP_KEY.search(text) else tomllib.loads(text)
     except RecursionError:
         values = None
     if values is None or not _is_flat(values, DEPTH_MAX):
-        raise SettingsError([f"{file}: more than {DEPTH_MAX} tables or lists within each other"])
-    return text, values
+        raise ValueError(f"more than {DEPTH_MAX} tables or lists within each other")
+    return values
 
 
 def _is_flat(value: Any, depth: int) -> bool:
@@ -77,38 +92,66 @@ def _with_names(value: Any) -> Any:
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
     """Return the line number, from 1, at which each value begins; for a missing value, the line of its table.
 
-    The parser reports no line numbers, but it parses every prefix of a file that ends between two statements: a value
-    begins after the longest prefix that lacks it.
+    The parser reports no line numbers, but it parses each statement on its own.
     """
     line_of: dict[tuple[str | int, ...], int] = {}
-    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
-    lines = text.splitlines(keepends=True)
-    complete = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            document = tomllib.loads("".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
-            continue
-        for path in wanted - line_of.keys():
-            if _has(document, path):
-                line_of[path] = complete + 1
-        complete = count
+    tables: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    line = 1
+    for start, end in pairwise([0, *_statement_ends(text)]):
+        statement = text[start:end]
+        values = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = _table_of(values, tables)
+            for key in _prefixes(table):
+                line_of.setdefault(key, line)
+        else:
+            for key in _paths_in(values, table):
+                line_of.setdefault(key, line)
+        line += statement.count("\n")
     return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
+
+
+def _statement_ends(text: str) -> Iterator[int]:
+    """Yield where statements end: at line breaks outside of strings, comments and brackets, and at the end."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                depth -= 1
+            case "\n" if depth == 0:
+                yield token.end()
+    yield len(text)
+
+
+def _table_of(head: Any, tables: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
+    """Return the path of the table that a parsed `[head]` or `[[head]]` begins; `tables` counts those of each list."""
+    path: tuple[str | int, ...] = ()
+    while head:
+        [(name, head)] = head.items()
+        path += (name,)
+        if isinstance(head, list):
+            [head] = head
+            tables[path] = tables.get(path, -1) + 1
+        if path in tables:
+            path += (tables[path],)
+    return path
+
+
+def _paths_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of all values within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        yield (*path, name)
+        yield from _paths_in(each, (*path, name))
 
 
 def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
     """Yield the path and the paths of its enclosing tables, innermost first."""
     for length in range(len(path), 0, -1):
         yield tuple(path[:length])
-
-
-def _has(value: Any, path: Sequence[str | int]) -> bool:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
 
 
 def name_of(path: Sequence[str | int]) -> str:

@@ -262,7 +262,7 @@ async def test_an_order_after_the_end_of_the_season_is_refused(desk: Desk, key: 
 
 async def test_a_missing_resource_has_a_code(desk: Desk, key: str) -> None:
     view = await desk.call("agent.getView", key)
-    assert await desk.call("agent.getCandles", key, 404, symbol="DOGE", interval="1h") == "NOT_FOUND"
+    assert await desk.call("agent.getCandles", key, 400, symbol="DOGE", interval="1h") == "VALIDATION_ERROR"
     assert await desk.call("agent.cancelOrder", key, 404, orderId="6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52") == "NOT_FOUND"
     placed = await desk.call("agent.placeOrder", key, **order_of(view, symbol="DOGE"))
     assert (placed["result"], "DOGE" in placed["error"]) == ("failed", True)

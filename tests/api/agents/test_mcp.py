@@ -138,9 +138,9 @@ async def test_only_pages_of_allowed_origins_may_call(desk: Desk, key: str) -> N
     async with desk.client.options("/mcp", headers={**foreign, **asked}) as response:
         assert (response.status, "Access-Control-Allow-Origin" in response.headers) == (403, False)
     ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    for origin, status in ((ours, 200), (foreign, 403)):
+    for path, origin, status in (("/mcp", ours, 200), ("/mcp/", ours, 200), ("/mcp", foreign, 403)):
         headers = {**origin, "Authorization": f"Bearer {key}"}
-        async with desk.client.post("/mcp", json=ping, headers=headers) as response:
+        async with desk.client.post(path, json=ping, headers=headers) as response:
             assert (response.status, "Access-Control-Allow-Origin" in response.headers) == (status, status == 200)
 
 

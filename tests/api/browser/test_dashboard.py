@@ -1,6 +1,7 @@
 """The dashboard in a real browser: it shows the procedures' answers live, across restarts, and as text."""
 
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -11,12 +12,43 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from support.chromium import Tab, chromium_program
-from support.dashboard import KEEP_FILES, check_jumps, choose_moment, gone, on_page, shows, shows_figures, visit
+from support.dashboard import KEEP_FILES, check_jumps, gone, on_page, shows, visit
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 from support.run_profile import is_nightly
 from support.tcp_forwarder import forwarding
 from support.waiting import until
+
+
+async def shows_figures(
+    tab: Tab, table: str, answered: Callable[[], Awaitable[list[dict[str, Any]] | None]], name: str
+) -> None:
+    """Wait until the rows of a table show exactly this figure of the rows answered at the same time."""
+    titles = f"""(() => {{
+        const rows = document.querySelectorAll('section[aria-label="{table}"] tbody tr')
+        return [...rows].map(row => [...row.querySelectorAll('td span[title]:not(.key)')].map(one => one.title))
+    }})()"""
+
+    async def are_equal() -> bool:
+        rows, shown = await answered(), await tab.evaluate(titles)
+        if not rows or len(rows) != len(shown):
+            return False
+        numbers = [row[name] for row in rows]
+        texts = await tab.evaluate(f"({json.dumps(numbers)}).map(String)")
+        return all(text in seen for text, seen in zip(texts, shown, strict=True))
+
+    await until(are_equal)
+
+
+async def choose_moment(tab: Tab, label: str, minute: str) -> None:
+    """Enter a minute in one of the fields of the range."""
+    chosen = f"""(() => {{
+        const field = [...document.querySelectorAll('.moment')].find(one => one.innerText.startsWith('{label}')).control
+        field.value = '{minute}'
+        field.dispatchEvent(new Event('change', {{ bubbles: true }}))
+    }})()"""
+    await tab.evaluate(chosen)
+
 
 pytestmark = pytest.mark.processes
 

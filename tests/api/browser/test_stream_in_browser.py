@@ -15,11 +15,12 @@ from support.chromium import open_tab
 from support.manual_clock import ManualClock
 from support.records import START
 from support.served import Client, make_stream_app, served
+from support.sse import workflow_step
 from support.waiting import becomes
 
 from trader.api import streams
 from trader.api.broadcast import EVENTS_MAX
-from trader.core.events import EventBus, WorkflowProgress
+from trader.core.events import EventBus
 from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
@@ -72,7 +73,7 @@ class Service:
     def step(self) -> None:
         self.steps += 1
         text = self._random.randbytes(150).hex()  # as long, once compressed, as the text of a model
-        self.events.publish(WorkflowProgress("workflow:step", START, {"step": self.steps, "text": text}))
+        self.events.publish(workflow_step(START, self.steps, text))
 
     def move(self) -> None:
         self.positions += 1

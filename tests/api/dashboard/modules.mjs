@@ -88,7 +88,7 @@ console.log(JSON.stringify({
   csv: csvOf(
     [{ key: 'a', title: 'Name', by: row => row.name }, { key: 'b', title: 'Picture', cell: () => 'bar' },
       { key: 'c', title: 'Interval', by: row => row.low, csv: row => ({ Low: row.low, High: row.high }) }],
-    [{ name: 'GPT-5 "mini"', low: -1.25, high: 0.5 }, { name: '=1+1', low: null, high: undefined }]),
+    [{ name: 'GPT-5 "mini"', low: -1.25, high: 0.5 }, { name: '=1+1', low: '-3.5', high: '-3.5+cmd' }, { name: '＝1', low: '+1e-7', high: -Infinity }]),
   figures: [-1.5, -0.001, 0.001, 2, null].flatMap(value => [number(value), signedPercent(value)]),
   positions: positions.map(one => [
     entryNotionalOf(one), marginOf(one), percentOfNotional(one, one.unrealizedPnl), stopDistance(one),

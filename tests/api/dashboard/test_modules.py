@@ -163,7 +163,12 @@ def test_one_wide_interval_leaves_the_others_readable(seen: dict[str, Any]) -> N
 def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str, Any]) -> None:
     assert seen["names"] == [None, "Ada", "model 2", "Model 10"]
     rows = list(csv.reader(io.StringIO(seen["csv"])))
-    assert rows == [["Name", "Low", "High"], ['GPT-5 "mini"', "-1.25", "0.5"], ["'=1+1", "", ""]]
+    assert rows == [
+        ["Name", "Low", "High"],
+        ['GPT-5 "mini"', "-1.25", "0.5"],
+        ["'=1+1", "-3.5", "'-3.5+cmd"],
+        ["'＝1", "+1e-7", "-Infinity"],
+    ]
 
 
 def hue_of(color: str) -> float:

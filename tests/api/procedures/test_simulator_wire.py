@@ -124,6 +124,7 @@ async def test_an_account_shows_its_books(desk: PaperBench) -> None:
     assert UUID(account.pop("runId"))
     (position,), (waiting,) = account.pop("positions"), account.pop("openOrders")
     assert account == {
+        "exists": True,
         "accountId": "default",
         "quoteCurrency": "USDT",
         "initialCapital": 10000,
@@ -180,7 +181,7 @@ async def test_an_exit_plan_can_be_read_and_sent_back(desk: PaperBench) -> None:
 
 async def test_an_unopened_account_is_shown_but_not_stored(desk: PaperBench) -> None:
     account = await desk.account("nobody")
-    assert account["runId"] is None
+    assert (account["runId"], account["exists"]) == (None, False)
     assert (account["equity"], account["availableCash"], account["positions"]) == (10000, 10000, [])
     assert "nobody" not in desk.context.exchange.accounts
 

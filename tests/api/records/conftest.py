@@ -39,7 +39,6 @@ from trader.market.sources.synthetic import SyntheticSource
 from trader.operations.access import ANYBODY
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -79,13 +78,12 @@ async def context(database: Database) -> RecordsContext:
     clock, settings = ManualClock(START), make_settings()
     await clock.advance(NOW - START)
     market = MarketFeed(SyntheticSource(0, ("BTC",)), clock)
-    luck = LuckTable(database, market, settings)
     return RecordsContext(
         settings=settings,
         clock=clock,
         portfolio=PortfolioService(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-        evidence=Evidence(database, CurrentRuns(database), luck, clock),
+        evidence=Evidence(database, CurrentRuns(database), clock),
         agents=RecordsAgents(Budgets(database, None, 60_000, 8_192)),
         exchange=exchange,
         market=market,

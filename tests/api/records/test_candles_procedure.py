@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trader.core.clock import iso
+from trader.database.pool import Database
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -48,7 +49,14 @@ async def test_bad_ranges_are_refused(call: Call, request_fields: dict[str, obje
 
 
 @pytest.mark.usefixtures("season")
-@pytest.mark.parametrize(("symbol", "count"), [("btc/usdt", 3), ("ETH", 0), ("nothing", 0)])
-async def test_trades_of_one_market(call: Call, symbol: str, count: int) -> None:
-    assert len((await call("trading.getTrades", symbol=symbol))["trades"]) == count
-    assert len((await call("trading.getTrades", symbol=symbol, variant="Apex"))["trades"]) == min(count, 2)
+async def test_trades_of_one_market_even_if_it_is_no_longer_traded(call: Call, database: Database) -> None:
+    assert len((await call("trading.getTrades", symbol="btc/usdt"))["trades"]) == 3
+    assert len((await call("trading.getTrades", symbol="btc/usdt", variant="Apex"))["trades"]) == 2
+    assert (await call("trading.getTrades", symbol="BTC", variant="Contrarian"))["trades"] == []
+    async with database.transaction() as conn:
+        await conn.execute("UPDATE orders SET symbol = 'OLD' WHERE status = 'CLOSED'")
+    assert len((await call("trading.getTrades", symbol="old"))["trades"]) == 3
+    for procedure in ("trading.getTrades", "analytics.getTradeTotals"):
+        assert await call(procedure, symbol="older", **({"by": "day"} if "Totals" in procedure else {})) == (
+            400, [["symbol"]],
+        )  # fmt: skip

@@ -120,12 +120,14 @@ async def list_figures(context: DemoContext, request: Empty) -> list[Figure]:
 
 @registry.procedure("demo.notANumber")
 async def not_a_number(context: DemoContext, request: Empty) -> Figure:
-    return Figure(value=float("nan"))
+    context.calls.append("demo.notANumber")
+    return Figure(value=1.5 if len(context.calls) == 1 else float("nan"))
 
 
 @registry.procedure("demo.wrong")
 async def wrong(context: DemoContext, request: Empty) -> Figure:
-    untyped: Any = "text"
+    context.calls.append("demo.wrong")
+    untyped: Any = 1.5 if len(context.calls) == 1 else "text"
     return Figure(value=untyped)
 
 
@@ -161,8 +163,8 @@ async def open_gate(context: DemoContext, request: Empty) -> Figure:
     return Figure(value=5)
 
 
-def load_settings(**environment: str) -> Settings:
-    return Settings.load(environment, None, demo=True)
+def load_settings(*, demo: bool = True, **environment: str) -> Settings:
+    return Settings.load(environment, None, demo=demo)
 
 
 def build_app(context: DemoContext) -> web.Application:
@@ -178,8 +180,8 @@ def build_app(context: DemoContext) -> web.Application:
 async def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
     """Start a service whose settings are given as environment variables."""
 
-    async def make(**environment: str) -> AppClient:
-        return await aiohttp_client(build_app(DemoContext(load_settings(**environment))))
+    async def make(*, demo: bool = True, **environment: str) -> AppClient:
+        return await aiohttp_client(build_app(DemoContext(load_settings(demo=demo, **environment))))
 
     return make
 

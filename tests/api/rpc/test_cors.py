@@ -9,6 +9,7 @@ from trader.settings.settings import Settings
 ServiceFactory = Callable[..., Awaitable[AppClient]]
 
 LISTED = "https://app.example"
+LOCAL_PAGE = "http://localhost:3000"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-orpc-batch"}
 PATHS = [
     "/api/rpc/demo.echo",
@@ -98,6 +99,15 @@ async def test_a_post_from_a_foreign_origin_does_nothing(service: AppClient) -> 
                 assert (answer["json"] if inner else answer)["code"] == "FORBIDDEN"
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_form_of_another_origin_changes_nothing(service: AppClient, site: str) -> None:
+    link = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for path in ("/api/rpc/demo.echo", "/api/rpc/demo/echo"):
+        for said, status in ((site, 403), ("same-origin", 200), ("none", 200)):
+            async with service.post(path, data="{}", headers={**link, "Sec-Fetch-Site": said}) as response:
+                assert response.status == status
+
+
 async def test_the_host_header_makes_no_origin_same_origin(service: AppClient) -> None:
     headers = {"Origin": "http://rebound.example", "Host": "rebound.example"}
     async with service.post("/api/rpc/demo.echo", headers=headers) as response:
@@ -114,6 +124,24 @@ async def test_listed_and_own_origins_may_post(make_service: ServiceFactory) -> 
         "/api/rpc/demo.echo", headers={"Origin": f"http://localhost:{(client.port or 0) + 1}"}
     ) as response:
         assert response.status == 403
+
+
+@pytest.mark.parametrize(("demo", "origins", "allowed", "credentials"), [
+    (False, None, False, False), (True, None, True, False), (True, "none", False, False),
+    (False, LOCAL_PAGE, True, True), (True, LOCAL_PAGE, True, True),
+])  # fmt: skip
+@pytest.mark.parametrize("path", PATHS)
+async def test_only_a_demo_allows_an_origin_by_default_and_without_credentials(
+    make_service: ServiceFactory, path: str, *, demo: bool, origins: str | None, allowed: bool, credentials: bool
+) -> None:
+    environ = {"OPENAI_API_KEY": "x" * 20} | ({} if origins is None else {"CORS_ORIGINS": origins})
+    client = await make_service(demo=demo, **environ)
+    for method in ("OPTIONS", "GET", "POST"):
+        async with client.request(method, path, headers={"Origin": LOCAL_PAGE, **PREFLIGHT}) as response:
+            assert ("Access-Control-Allow-Origin" in response.headers) is allowed
+            assert ("Access-Control-Allow-Credentials" in response.headers) is credentials
+    async with client.post("/api/rpc/demo.echo", headers={"Origin": LOCAL_PAGE}) as response:
+        assert response.status == (200 if allowed else 403)
 
 
 async def test_two_origins_must_both_be_allowed(service: AppClient) -> None:

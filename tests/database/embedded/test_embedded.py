@@ -17,6 +17,7 @@ import pytest
 from support.waiting import until
 
 from trader.core.errors import StartError
+from trader.core.ownership import name_of
 from trader.database.embedded import folders
 from trader.database.embedded import server as embedded
 from trader.database.embedded.binaries import Binaries, choose_binaries, system_binaries, wheel_binaries
@@ -223,7 +224,7 @@ async def test_folder_with_an_unusable_path_gets_its_socket_elsewhere(open_folde
 
 async def test_socket_folder_of_another_user_is_refused(open_folder: Path) -> None:
     folder = open_folder / ("x" * 100)
-    theirs = Path(f"/tmp/trader-{folders.name_of(folder)}")
+    theirs = Path(f"/tmp/trader-{name_of(folder)}")
     theirs.mkdir(mode=0o777)
     theirs.chmod(0o777)
     try:

@@ -8,7 +8,7 @@ from support.books import DEFAULT_MARKETS, RULES, START, deep_quote, make_quote,
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.exchange.domain import account as figures
-from trader.exchange.domain.orders import Cause, OrderStatus
+from trader.exchange.domain.orders import Cause, OrderSide, OrderStatus
 from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import MarginTier
 from trader.market.sources.rows import PRESET_MARKETS
@@ -184,13 +184,13 @@ def test_each_update_closes_a_quarter_of_a_position_as_a_separate_trade() -> Non
 
 def test_a_liquidation_waits_for_the_next_update_of_a_market_before_its_next_step() -> None:
     desk = leveraged()
-    first = desk.tick(deep_quote("ETH", 1_500), deep_quote("SOL", 99))
+    first = desk.tick(deep_quote("ETH", "1815"), deep_quote("SOL", 99))
     assert first is not None
     assert [fill.symbol for fill in first.fills] == ["ETH", "SOL"]
     assert desk.account.liquidating
     assert desk.order(SELL, "1", symbol="SOL", reduce_only=True).status is OrderStatus.FILLED
     assert {fill.cause for fill in desk.postings[-1].fills} == {Cause.ORDER}, "an order adds no step"
-    second = desk.eth(1_500)
+    second = desk.eth("1815")
     assert second is not None
     assert [fill.symbol for fill in second.fills] == ["ETH"], "SOL had no update"
 
@@ -228,10 +228,10 @@ def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
     begun, goes_on = desk.eth("1897"), desk.eth("1897")
     assert begun is not None
     assert goes_on is not None
-    (first,), (second,) = begun.fills, goes_on.fills
+    (first,), (second, rest) = begun.fills, goes_on.fills
     assert 0 < first.liquidation_fee < first.quantity * first.price / 100
     assert second.liquidation_fee == 0, "the first step took everything"
-    assert D(-5) < desk.equity < 0, "only what the book took is missing"
+    assert (rest.quantity, rest.fee, desk.equity) == (D("5.625"), D(0), D(0)), "the liquidator took over the rest"
 
 
 def test_a_started_liquidation_ends_above_its_target_despite_a_thin_book() -> None:
@@ -256,41 +256,40 @@ def test_a_liquidation_ends_once_the_market_makes_the_account_safe() -> None:
     assert desk.eth(1_950) is None
 
 
-def test_a_loss_beyond_equity_is_written_off_once_nothing_is_held() -> None:
-    desk = PaperBench(1_050)
-    desk.order(BUY, "10", leverage=20)
-    posting = desk.eth("1500")
+@pytest.mark.parametrize("side", [BUY, SELL])
+def test_an_account_that_has_lost_everything_does_not_live_on_for_a_rebound(side: OrderSide) -> None:
+    desk = leveraged()
+    desk.order(SELL, "10", reduce_only=True)
+    desk.order(side, "10", leverage=20)
+    posting = desk.eth("1500" if side is BUY else "2500", after=timedelta(minutes=1))
     assert posting is not None
-    assert not posting.insurance
-    assert posting.trades[0].liquidation_fees == 0
-    assert desk.equity < -3_900
-    while desk.account.positions:
-        posting = desk.eth("1500")
-        assert posting is not None
+    assert [fill.symbol for fill in posting.fills] == ["ETH", "SOL"], "at the last mark where there is no new one"
     ((payment,), trade) = posting.insurance, posting.trades[-1]
-    assert payment.amount == trade.insurance == desk.account.insurance > 3_900
+    assert payment.amount == trade.insurance == desk.account.insurance > 2_000
     assert payment.order_id == trade.id
     assert desk.account.cash == desk.equity == 0
-
-
-def test_a_loss_that_open_positions_recover_is_not_written_off() -> None:
-    """Otherwise the account would keep the gain of a rebound, and the insurance would bear the loss."""
-    desk = PaperBench(1_050)
-    desk.order(BUY, "10", leverage=20)
-    desk.eth("1880")
-    assert desk.equity < 0
-    desk.eth("2000")
-    assert desk.equity > 0
-    assert desk.account.insurance == 0
+    assert desk.eth(2_000) is None
 
 
 def test_a_liquidation_that_the_book_cannot_take_continues_with_the_next() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
-    desk.tick(eth([(1890, 1)], [(1910, 9)]))
+    desk.tick(eth([(1920, 1)], [(1922, 9)]))
     assert desk.position.quantity == 9
-    desk.tick(eth([(1890, 19)], [(1910, 9)]))
+    desk.tick(eth([(1920, 19)], [(1922, 9)]))
     assert desk.position.quantity == D("6.75")
+
+
+def test_an_account_is_taken_over_if_its_liquidation_finds_nothing_in_the_book() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20)
+    desk.tick(eth([(1920, 1)], [(1922, 9)]))
+    posting = desk.tick(eth([(1920, "0.5")], [(1922, 9)]))
+    assert posting is not None
+    ((fill, trade),) = zip(posting.fills, posting.trades, strict=True)
+    assert (fill.price, fill.quantity, fill.fee) == (D(1921), D(9), D(0))
+    assert trade.liquidation_fees > 0
+    assert desk.equity == desk.account.cash == 0
 
 
 def on_hyperliquid(capital: int) -> PaperBench:
@@ -446,7 +445,7 @@ def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:
     desk.order(SELL, "100", leverage=20, symbol="SOL")
     posting = desk.eth("1270", timedelta(minutes=30))
     assert posting is not None
-    assert {payment.symbol: payment.amount for payment in posting.funding} == {"ETH": 0, "SOL": 100}
+    assert {payment.symbol: payment.amount for payment in posting.funding} == {"SOL": 100}
     assert posting.trades == []
 
 

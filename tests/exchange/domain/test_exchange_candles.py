@@ -124,7 +124,7 @@ def test_a_leveraged_long_is_liquidated_in_the_crash_at_the_books_prices(source:
                 )
             expected = figures.liquidation_price(both.account, "ETH", moment.marks, MARKETS)
         both.update(moment)
-        if liquidated is None and both.account.liquidating:  # its first step may find no bids
+        if liquidated is None and both.seen[Cause.LIQUIDATION]:
             liquidated = moment
             assert expected is not None
             assert moment.marks["ETH"] <= expected + 1

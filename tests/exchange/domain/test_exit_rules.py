@@ -52,6 +52,21 @@ def test_a_triggers_order_meets_the_first_book_after_the_latency(latency: float,
     assert [(fill.price, fill.cause) for fill in posting.fills] == [(D("1799.99"), Cause.STOP)]
 
 
+def test_a_market_that_ends_closes_its_positions_at_its_last_mark_and_cancels_its_orders() -> None:
+    desk = PaperBench()
+    ends_at = desk.moment.at + seconds(2)
+    markets = desk.rules.markets | {"ETH": replace(desk.rules.markets["ETH"], ends_at=ends_at)}
+    desk.rules = replace(desk.rules, markets=markets, latency=seconds(0.2))
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    desk.order(BUY, "0.5", limit="1500")
+    assert desk.eth(2_050, after=seconds(1)) is None
+    posting = desk.eth(1_800, after=seconds(1))  # the stop fires with the last tick, after which there is no book
+    assert posting is not None
+    assert [(fill.price, fill.fee, fill.cause) for fill in posting.fills] == [(D(1_800), D(0), Cause.ENDED)]
+    assert [change.cancel_reason for change in posting.resting] == ["the market ended"]
+    assert (desk.account.positions, desk.account.resting) == ({}, ())
+
+
 @pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
 def test_nothing_fires_before_its_price(mark: str) -> None:
     desk = PaperBench()
@@ -124,41 +139,51 @@ def test_a_plan_without_a_position_is_refused() -> None:
     assert PaperBench().set_plan(ExitPlan(stop=D(1_900))) == "there is no ETH position"
 
 
-def test_a_fired_trigger_keeps_closing_even_if_the_mark_recovers() -> None:
+def test_a_fired_stop_keeps_closing_if_the_mark_recovers_but_gains_nothing_by_waiting() -> None:
     desk = PaperBench()
-    desk.order(BUY, "3", plan=ExitPlan(stop=D(1_900)))
+    desk.order(BUY, "3", plan=ExitPlan(stop=D("1900.005")))
     desk.tick(eth([(1899, 1)], [(1901, 1)], mark="1900"))
     assert (desk.position.quantity, desk.position.closing) == (D(2), "stop")
-    desk.eth(2_000)
+    closed = desk.eth(2_000)
+    assert closed is not None
     assert not desk.account.positions
+    assert [(fill.price, fill.quantity) for fill in closed.fills] == [(D(1900), D(2))]
     assert [trade.close_reason for b in desk.postings for trade in b.trades] == [Cause.STOP, Cause.STOP]
 
 
-def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> None:
+def test_a_stop_fills_at_the_first_book_after_its_latency_wherever_the_price_went() -> None:
+    desk = PaperBench()
+    desk.rules = replace(desk.rules, latency=timedelta(seconds=1))
+    desk.order(SELL, "3", plan=ExitPlan(stop=D(2_100)))
+    desk.eth(2_110)
+    desk.tick(eth([(2049, 1)], [(2051, 1)]))
+    desk.eth(2_050)
+    assert [[(fill.price, fill.quantity) for fill in each.fills] for each in desk.postings[2:]] == [
+        [(D(2051), D(1))], [(D(2100), D(2))],
+    ]  # fmt: skip
+
+
+def test_a_stop_fires_during_a_liquidation_and_a_manual_close_finds_nothing_left() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
-    for _ in range(2):
-        posting = desk.eth("1900")
-        assert posting is not None
-        assert [trade.close_reason for trade in posting.trades] == [Cause.LIQUIDATION], "the stop waits until it ends"
-    assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.FILLED
-    closed = [trade.quantity for each in desk.postings for trade in each.trades]
-    assert closed == [D("2.5"), D("1.875"), D("5.625")]
+    posting = desk.eth("1930")
+    assert posting is not None
+    assert [(trade.close_reason, trade.quantity) for trade in posting.trades] == [
+        (Cause.LIQUIDATION, D("2.5")), (Cause.STOP, D("7.5")),
+    ]  # fmt: skip
     assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
     assert desk.eth("1900") is None
 
 
-def test_an_exit_plan_fires_after_a_liquidation_has_ended() -> None:
-    desk = PaperBench(1_050)
-    desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_930)))
-    desk.tick(eth([(1928, "0.1")], [(1932, 99)]))
-    assert (desk.position.quantity, desk.account.liquidating) == (D("9.9"), True)
-    desk.eth(1_928)
-    while desk.account.liquidating:
-        assert desk.position.closing is None
-        desk.eth(1_928)
-    assert not desk.account.positions
-    assert desk.postings[-1].trades[-1].close_reason is Cause.STOP
+def test_an_exit_that_ruins_the_rest_of_the_account_leaves_it_to_the_liquidator() -> None:
+    desk = leveraged()
+    assert desk.set_plan(ExitPlan(stop=D(1_900))) is None
+    posting = desk.tick(eth([(1_750, 99)], [(2_049, 99)], mark="1899.5"))
+    assert posting is not None
+    assert [(trade.symbol, trade.close_reason) for trade in posting.trades] == [
+        ("ETH", Cause.STOP), ("SOL", Cause.LIQUIDATION),
+    ]  # fmt: skip
+    assert desk.equity == desk.account.cash == 0
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

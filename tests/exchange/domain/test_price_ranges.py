@@ -5,6 +5,7 @@ from decimal import Decimal
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.books import RULES
 from support.scripted import START, make_tick
 
@@ -60,16 +61,20 @@ orders = st.lists(
 walks = st.lists(st.fixed_dictionaries({s: st.integers(-60, 60) for s in PRICES}), min_size=1, max_size=8)
 
 
-@given(orders, walks, st.sampled_from([0, 1700, 3590]))
+@given(orders, walks, st.sampled_from([0, 1700, 3590]), st.none() | st.integers(0, 8))
 def test_no_tick_within_price_ranges_affects_an_account_that_they_leave_unaffected(
     placed: list[tuple[str, OrderSide, int, int | None, int | None, int | None]],
     walk: list[dict[str, int]],
     start_s: int,
+    ends: int | None,
 ) -> None:
     account = account_with(placed)
+    ends_at = None if ends is None else START + timedelta(seconds=start_s + ends)
+    markets = RULES.markets | {"ETH": replace(RULES.markets["ETH"], ends_at=ends_at)}
+    rules = replace(RULES, markets=markets)
     moments = [moment_at(start_s + 1 + n, shifts) for n, shifts in enumerate(walk)]
-    if is_unaffected(account, price_ranges(moments), RULES):
-        assert not any(is_affected(account, moment, RULES) for moment in moments)
+    if is_unaffected(account, price_ranges(moments), rules):
+        assert not any(is_affected(account, moment, rules) for moment in moments)
 
 
 def test_a_quiet_minute_leaves_a_safe_position_unaffected() -> None:

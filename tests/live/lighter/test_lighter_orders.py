@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from importlib import metadata
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -47,6 +49,13 @@ def key() -> Secret:
     private, _, error = sdk.create_api_key()
     assert error is None
     return Secret(private)
+
+
+def test_the_sdk_runs_with_the_locked_urllib3_instead_of_the_one_that_it_pins() -> None:
+    lock = Path(__file__).parents[3] / "scripts" / "packaging" / "requirements-live.lock"
+    assert f"\nurllib3=={metadata.version('urllib3')} " in lock.read_text(encoding="utf-8")
+    configuration = sdk.Configuration(username="name", password="word")
+    assert configuration.get_basic_auth_token() == "Basic bmFtZTp3b3Jk"  # all that the SDK uses it for
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.market_fidelity import cost_bp
 
 from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Quote
-from trader.market.sources.books import BookModel, EmptySide, Grid, TrailingDay, empty_side, stress
+from trader.market.sources.books import BookModel, Grid, TrailingDay, stress, stress_after
 from trader.market.sources.files import FileRow, Minutes
 
 AT = datetime(2025, 1, 6, tzinfo=UTC)
@@ -59,7 +59,7 @@ def test_more_stress_never_narrows_or_deepens_a_book(symbol: str, first: float, 
     assert near_depth(more, bp) <= near_depth(less, bp) * Decimal("1.35") + lots  # a level may enter the range
 
 
-@given(symbols, st.floats(0, 50), st.floats(0, 50))
+@given(symbols, st.floats(0, 50, exclude_min=True), st.floats(0, 50, exclude_min=True))
 def test_volume_deepens_a_book_within_limits(symbol: str, first: float, second: float) -> None:
     less, more = (near_depth(quote_of(symbol, 1.0, busyness=busyness), 80) for busyness in sorted((first, second)))
     assert less <= more <= less * Decimal("3.01")
@@ -82,32 +82,39 @@ def test_stress_grows_with_the_move_and_is_bounded(last_15: int, more: int, usua
 
 
 @pytest.mark.parametrize(
-    ("moves", "side"),
+    ("moves", "is_thinnest"),
     [
-        ((0, 0, 0, 0, 0, -100), "bids"),
-        ((0, -20, -20, -20, -20, -20), "bids"),
-        ((0, 20, 20, 20, 20, 20), "asks"),
-        ((0, 0, 0, 0, 0, 99), None),
-        ((-19, -20, -20, -20, -20), None),
-        ((-100, 0, 0, 0, 0, 0, 0), None),
-        ((), None),
+        ((0, 0, 0, 0, 0, -100), True),
+        ((0, -20, -20, -20, -20, -20), True),
+        ((0, 20, 20, 20, 20, 20), True),
+        ((0, 0, 0, 0, 0, 99), False),
+        ((-19, -20, -20, -20, -20), False),
+        ((-100, 0, 0, 0, 0, 0, 0), False),
+        ((), False),
     ],
 )
-def test_the_side_that_a_price_runs_toward_is_empty_until_the_price_stands_still(
-    moves: tuple[int, ...], side: str | None
-) -> None:
+def test_a_running_price_has_its_thinnest_book_until_it_stands_still(moves: tuple[int, ...], is_thinnest: bool) -> None:
     marks = list(accumulate(moves, initial=10_000))
-    assert empty_side(marks) == side
+    assert (stress_after(marks, 0.02) == 100) is is_thinnest
 
 
-@pytest.mark.parametrize("side", ["bids", "asks"])
-def test_an_empty_side_leaves_the_prices_and_the_other_side_unchanged(side: EmptySide) -> None:
-    grid, calm = Grid(MARKETS["BTC"]), SIMULATED_MARKETS["BTC"].calm
-    whole, half = (BookModel(grid, calm).quote(AT, 2_000_000, 100, 1.0, empty) for empty in (None, side))
-    assert (half.bid, half.ask, half.mark) == (whole.bid, whole.ask, whole.mark)
-    assert getattr(half.book, side) == ()
-    other = "asks" if side == "bids" else "bids"
-    assert getattr(half.book, other) == getattr(whole.book, other) != ()
+@given(symbols, tensions, st.floats(0, 2))
+def test_no_side_is_ever_empty_and_a_book_where_nothing_traded_is_the_thinnest(
+    symbol: str, tension: float, busyness: float
+) -> None:
+    usual, paused = quote_of(symbol, tension, busyness=busyness), quote_of(symbol, tension, busyness=0.0)
+    assert usual.book.bids
+    assert usual.book.asks
+    assert paused.ask - paused.bid >= usual.ask - usual.bid
+    assert sum(level.quantity for level in paused.book.bids) <= sum(level.quantity for level in usual.book.bids)
+
+
+def test_a_minute_without_volume_and_the_first_one_after_a_pause_have_traded_nothing() -> None:
+    minutes = Minutes()
+    for number, volume in ((0, 4.0), (1, 4.0), (2, 0.0), (3, 4.0), (4, 4.0), (2_884, 4.0), (2_885, 4.0)):
+        minutes.append(FileRow(number, 100.0, 101.0, 100.0, 100.0, volume))
+    day = TrailingDay(0.01, minutes)
+    assert [place for place in range(7) if not day.busyness(place)] == [2, 3, 5]
 
 
 def test_the_usual_minute_comes_from_the_previous_day() -> None:

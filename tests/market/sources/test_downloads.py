@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import aiohttp
@@ -83,7 +84,7 @@ async def test_funding_rates_are_read_as_published(tmp_path: Path) -> None:
     async with serving(archive) as url, aiohttp.ClientSession() as http:
         downloader = Downloader(tmp_path, url, lambda *_: None, pause_s=0)
         assert await downloader.fetch(http, FUNDING) == "downloaded"
-    assert len(read_funding(find_funding_files(tmp_path)["BTC"])) == 8
+    assert list(read_funding(find_funding_files(tmp_path)["BTC"]).values()) == [(Decimal("0.0001"), 8)]
 
 
 async def test_dropped_connections_are_resumed(archive: Archive, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from support.market_fidelity import (
     judge_cross_rules,
     judge_rules,
     log_paths,
-    part_of,
     recorded_quotes,
     sample,
     worst,
@@ -34,6 +33,15 @@ from trader.market.domain.markets import MARKETS
 from trader.market.sources.books import Grid, TrailingDay, marks_of_candle
 from trader.market.sources.files import FileRow, Minutes, find_files, read_market
 from trader.market.sources.minute_paths import MinutePaths
+
+
+def part_of(minutes: Minutes, begin: int, stop: int) -> Minutes:
+    """Return the candles [begin, stop)."""
+    part = Minutes()
+    for place in range(begin, stop):
+        part.append(minutes[place])
+    return part
+
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 GRIDS = {symbol: Grid(MARKETS[symbol]) for symbol in SYMBOLS}

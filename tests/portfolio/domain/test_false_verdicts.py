@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 from benchmarks.verdicts import KINDS
-from support.null_seasons import (
-    PROCESSES,
-    NullSeason,
-    share_interval,
-    strongest_of_board,
-    wrong_seasons,
-)
+from support.null_seasons import PROCESSES, NullSeason, share_interval, statements_of, strongest_verdict, wrong_seasons
 from support.run_profile import is_nightly
 
 from trader.portfolio.domain.board import judge_board
+from trader.portfolio.domain.evidence import Verdict
+
+
+def strongest_of_board(season: NullSeason, hours: int) -> Verdict:
+    """Return the verdict of the smallest p value on the board of all models after this many hours."""
+    return strongest_verdict(season, statements_of(season, hours, range(len(season.models))))
+
 
 SEASONS, MODELS, DAYS = (1000, 100, 90) if is_nightly() else (3, 12, 30)
 

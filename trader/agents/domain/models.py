@@ -207,8 +207,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     for managing positions (None: a fifth).
     `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
     models. `cache_ttl` is how long a provider with the Messages protocol keeps marked prompts (None: 5 minutes).
-    `params` are the parameters of a strategy, by name. `declared` is an external agent's declaration (None: nothing
-    declared); `router_model_name` is then the declared name of its model.
+    `params` are the parameters of a strategy, by name, and `network` tells whether it may use the network. `declared`
+    is an external agent's declaration (None: nothing declared); `router_model_name` then names its declared model.
     """
 
     request: Mapping[str, Any] = {}
@@ -228,6 +228,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     provider_definition: ProviderDefinition | None = None
     cache_ttl: Annotated[Literal["5m", "1h"], _described('"5m" or "1h"')] | None = None
     params: Mapping[str, Any] = {}
+    network: bool = False
     declared: Declared | None = None
 
     @property

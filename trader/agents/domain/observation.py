@@ -189,7 +189,7 @@ def with_risk_figures(stats: ObservedStats, capital: Decimal, hours: Sequence[Eq
 
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
-    return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+    return max(ZERO, divide(100 * (start - max(ZERO, end)), start)) if start > 0 else ZERO
 
 
 def opened_a_day_ago(session: Sequence[Candle], now: datetime) -> float | None:

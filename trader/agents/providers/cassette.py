@@ -21,9 +21,12 @@ from trader.agents.domain.tools import tool_schemas
 from trader.agents.domain.view import View
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
+from trader.core.files import decode_json, open_appending, read_lines, read_regular, replace_file
+from trader.core.money import require_figure
 
 ANSWERS: Final = "answers.jsonl"
 MODELS: Final = "models.json"
+_CHUNK_BYTES: Final = 1 << 16
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,9 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     cost_usd: Decimal | None
     answer: ModelAnswer
+
+    def __post_init__(self) -> None:
+        require_figure(self.cost_usd)
 
 
 def request_digest(provider: str, turn: Turn) -> str:
@@ -81,7 +87,7 @@ class Cassette:
             raise SettingsError([f"{folder} is not a cassette: it is not a folder"])
         answers, models = folder / ANSWERS, folder / MODELS
         try:
-            known = msgspec.json.decode(models.read_bytes(), type=list[Model]) if models.exists() else []
+            known = decode_json(read_regular(models), list[Model]) if models.exists() else []
             kept = _decoded(answers) if answers.exists() else {}
         except (OSError, msgspec.MsgspecError) as error:
             raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
@@ -101,16 +107,15 @@ class Cassette:
         :raises SettingsError: another process is appending to it
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = (self.folder / ANSWERS).open("ab")
+        self._file = open_appending(self.folder / ANSWERS)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
-        self._file.truncate(_complete_bytes(self.folder / ANSWERS))
+        self._file.truncate(_complete_bytes(self._file))
         self.models |= {model.id: model for model in models}
-        written = self.folder / f"{MODELS}.new"
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(list(self.models.values()))))
-        written.replace(self.folder / MODELS)
+        models_json = msgspec.json.format(msgspec.json.encode(list(self.models.values())))
+        replace_file(self.folder / MODELS, models_json)
 
     def close(self) -> None:
         if self._file is not None:
@@ -135,24 +140,28 @@ class Cassette:
 
 
 def _decoded(file: Path) -> dict[str, KeptAnswer]:
-    decoder = msgspec.json.Decoder(KeptAnswer)
     answers = {}
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):  # the process was killed while writing it
-                break
-            try:
-                kept = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise SettingsError([f"{file}, line {number}: expected a recorded answer: {error}"]) from None
-            answers[kept.digest] = kept
+    for number, line in enumerate(read_lines(file), 1):
+        if not line.endswith(b"\n"):  # the process was killed while writing it
+            break
+        try:
+            kept = decode_json(line, KeptAnswer)
+        except msgspec.MsgspecError as error:
+            raise SettingsError([f"{file}, line {number}: expected a recorded answer: {error}"]) from None
+        answers[kept.digest] = kept
     return answers
 
 
-def _complete_bytes(file: Path) -> int:
-    """Return the size of the file in bytes, excluding an incomplete last line."""
-    content = file.read_bytes()
-    return content.rfind(b"\n") + 1
+def _complete_bytes(file: BinaryIO) -> int:
+    """Return the size of a file in bytes, excluding an incomplete last line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _CHUNK_BYTES)
+        file.seek(start)
+        if place := file.read(end - start).rfind(b"\n") + 1:
+            return start + place
+        end = start
+    return 0
 
 
 def missing_text(folder: Path, turn: Turn, digest: str) -> str:

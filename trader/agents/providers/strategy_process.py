@@ -2,36 +2,37 @@
 
 The service writes a start line and then one view per cycle to the process, and reads one line of JSON for each. It ends
 a process that fails or does not answer in time, with all that it started; the next cycle starts from the last saved
-state. The process has limits, and sees few files if bubblewrap can run here (see `_confinement`); otherwise a strategy
-can read what the service's user can.
+state. `confinement.py` says what the process sees, reaches and uses. What it writes is a stranger's: it is validated
+like a caller's input.
 """
 
 import asyncio
+import hashlib
 import logging
 import os
-import resource
-import shutil
-import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
+from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn, storable
 from trader.agents.domain.models import Model
-from trader.agents.domain.strategy import HISTORY_MAX
+from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX
 from trader.agents.domain.tools import Decision, Holding, request_of
-from trader.agents.domain.view import Shown, VariantLimits, View
-from trader.agents.strategy_files import LoadedStrategy, load_strategy
+from trader.agents.domain.view import SERIES_SHOWN, Shown, VariantLimits, View
+from trader.agents.providers.confinement import PACKAGE, bubblewrap, can_confine, kept, restrict
+from trader.agents.strategy_files import DEADLINE_MAX_S, DECISIONS_MAX, LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
+from trader.core import tasks
 from trader.core.errors import ProviderError, SettingsError, StrategyError
-from trader.core.files import is_secret_name
+from trader.core.files import is_secret_name, open_regular
+from trader.market.domain.markets import INTERVALS
 
 START_LIMIT_S: Final = 30.0
 """How long a process may take to load its strategy."""
@@ -39,30 +40,27 @@ START_LIMIT_S: Final = 30.0
 GRACE_S: Final = 1.0
 """Extra time beyond a strategy's deadline, in which the process itself reports its position in the code."""
 
-LINE_MAX: Final = 1 << 24
+END_LIMIT_S: Final = 10.0
+
+LINE_MAX: Final = 1 << 22
 """Maximum bytes of an answer, including its state."""
 
-PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TZ", "VIRTUAL_ENV")
-"""Variables passed to a strategy's process in addition to STRATEGY_*: none holds a secret of the service."""
+ERROR_MAX: Final = 4000
+"""Maximum characters of a strategy's error."""
 
+OUTPUT_MAX: Final = 1 << 16
+"""How many bytes of what a strategy prints are logged for each answer; more is read and dropped."""
 
-LIMITS: Final[Mapping[int, int]] = {
-    resource.RLIMIT_AS: 4 << 30,
-    resource.RLIMIT_FSIZE: 64 << 20,
-    resource.RLIMIT_CPU: 2 * 3600,
-    resource.RLIMIT_NPROC: 512,
-    resource.RLIMIT_CORE: 0,
-}
-"""Limits of a process: bytes of address space and of a file, seconds of processor time, and processes of its user."""
+FILES_MAX: Final = 500
+"""Maximum files in a strategy's folder that it can import."""
 
-RENEWED_AFTER_S: Final = LIMITS[resource.RLIMIT_CPU] / 2
+PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "VIRTUAL_ENV")
+"""Variables passed to a strategy's process in addition to PYTHONPATH and STRATEGY_*; none holds a secret of ours."""
+
+RENEWED_AFTER_S: Final = 3600.0
 """The processor time after which a process ends between two cycles, well before its limit ends it in one."""
 
-VISIBLE: Final = (
-    "/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ca-certificates", "/etc/hosts",
-    "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl",
-)  # fmt: skip
-"""What a confined process sees of the machine, in addition to Python, this package, and the strategy's own folder."""
+T = TypeVar("T")
 
 log = logging.getLogger("trader.agents")
 
@@ -92,53 +90,139 @@ class Begun(msgspec.Struct):
     """The first line that a process writes."""
 
     shown: Shown = Shown(())
-    deadline_s: float = 0.0
-    digest: str = ""
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=DEADLINE_MAX_S)] = 0.0
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a view that a loaded strategy cannot ask for, which the service might be busy with for minutes."""
+        intervals, candles, series, fills = self.shown
+        is_small = len(intervals) <= len(INTERVALS) and series == SERIES_SHOWN and 0 <= fills <= FILLS_MAX
+        if not is_small or not 1 <= candles <= HISTORY_MAX:
+            raise ValueError(f"it asks for {self.shown!s:.200}")
 
 
 class Decided(msgspec.Struct):
     """The answer to a view: its decisions as tool calls, and the resulting state."""
 
-    calls: list[ToolRequest] = []
+    calls: Annotated[list[ToolRequest], msgspec.Meta(max_length=DECISIONS_MAX)] = []
     reason: str | None = None
     state: Any = None
     error: str | None = None
 
 
-class _Process:
-    """A running process with its loaded strategy."""
+class StrategyProcess:
+    """A confined process with its loaded strategy; `start_strategy` makes one."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    begun: Begun
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str, digest: str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stderr is not None
+        self.name, self.digest = name, digest
         self._process = process
         self._stdin, self._stdout = process.stdin, process.stdout
-        self.begun = Begun()
+        self._output_left = OUTPUT_MAX
+        self._printing = tasks.start(self._log_output(process.stderr), f"output of {name}")
 
-    async def ask(self, content: bytes, limit_s: float) -> bytes:
+    async def ask(self, question: object, limit_s: float, answer: type[T]) -> T:
         """Write a line and return the line that answers it. Raise `ProviderError`."""
+        self._output_left = OUTPUT_MAX
         try:
             async with asyncio.timeout(limit_s):
-                self._stdin.write(content + b"\n")
+                self._stdin.write(msgspec.json.encode(question) + b"\n")
                 await self._stdin.drain()
                 line = await self._stdout.readline()
         except TimeoutError:
             raise ProviderError(f"the strategy's process did not answer within {limit_s:g} s") from None
-        except (ConnectionError, ValueError) as error:  # it has ended, or its line is too long
+        except ConnectionError as error:
             raise ProviderError(f"the strategy's process gave no answer: {error}") from None
+        except ValueError:
+            raise ProviderError(f"the strategy's answer, with its state, is longer than {LINE_MAX} bytes") from None
         if not line.endswith(b"\n"):
             raise ProviderError("the strategy's process has ended")
-        return line
+        return await asyncio.to_thread(_answer_in, line, answer)
+
+    async def decide(self, view: View) -> Decided:
+        """Return the decisions about a view. Raise `ProviderError`; the process is then to be ended."""
+        decided = await self.ask(view, self.begun.deadline_s + GRACE_S, Decided)
+        if decided.error is not None:
+            raise ProviderError(decided.error[:ERROR_MAX])
+        return decided
 
     @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
     async def end(self) -> None:
-        """End the process and all that it started."""
-        _kill_group(self._process.pid)
-        await self._process.wait()
+        """End the process and all that it started, and wait until they are gone."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        self._stdin.close()
+        try:
+            async with asyncio.timeout(END_LIMIT_S):
+                while await self._stdout.read(OUTPUT_MAX):  # ends with the last of them
+                    pass
+                await asyncio.gather(self._printing, self._process.wait())
+        except TimeoutError:
+            log.warning("%s left processes that could not be ended", self.name)
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _log_output(self, stderr: asyncio.StreamReader) -> None:
+        """Log what the strategy prints, slowly enough that a flood does not occupy the service."""
+        while printed := await stderr.read(OUTPUT_MAX):
+            if kept := printed[: self._output_left]:
+                log.info("%s printed: %s", self.name, kept.decode(errors="replace").rstrip())
+            self._output_left -= len(kept)
+            if len(printed) > 4096:
+                await asyncio.sleep(0.01)
+
+
+async def start_strategy(begin: Begin, *, network: bool = False) -> StrategyProcess:
+    """Start the confined process of a strategy, and load it there with its state. Raise `ProviderError`."""
+    try:
+        digest, words = await asyncio.to_thread(_prepared, begin.reference, network=network)
+        started = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,  # never the service's own, which may be a terminal
+            env=dict(_environ()),
+            limit=LINE_MAX,
+            start_new_session=True,  # Ctrl+C must reach only the service
+        )
+    except SettingsError as error:
+        raise ProviderError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise ProviderError(f"the strategy {begin.reference} cannot be started: {error}") from None
+    process = StrategyProcess(started, begin.reference, digest)
+    try:
+        process.begun = await process.ask(begin, START_LIMIT_S, Begun)
+        if process.begun.error is not None:
+            raise ProviderError(process.begun.error[:ERROR_MAX])
+    except BaseException:
+        await process.end()
+        raise
+    return process
+
+
+def _prepared(reference: str, *, network: bool) -> tuple[str, list[str]]:
+    """Return the SHA-256 of a strategy's file and the command that runs it. Raise `SettingsError`, `OSError`."""
+    with open_regular(_file_of(reference).resolve()) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), command(reference, network=network)
+
+
+def _file_of(reference: str) -> Path:
+    return Path(reference.rpartition(":")[0]).absolute()
+
+
+def _answer_in(line: bytes, answer: type[T]) -> T:
+    """Return the answer that a line holds, with texts as a database holds them. Raise `ProviderError`."""
+    try:
+        return msgspec.convert(storable(msgspec.json.decode(line)), answer)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProviderError(f"the strategy's process gave an invalid answer: {error}") from None
 
 
 class StrategyProvider:
@@ -149,7 +233,7 @@ class StrategyProvider:
 
     def __init__(self, states: StrategyStates | None = None) -> None:
         self._states = states
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, StrategyProcess] = {}
         self._starting: dict[str, asyncio.Lock] = {}
 
     def left_out(self, model: Model) -> Collection[str]:
@@ -162,14 +246,11 @@ class StrategyProvider:
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Return the decisions about a view. Raise `ProviderError`."""
         process = await self._running(turn.model)
-        name = f"{turn.model.router_model_name}@{process.begun.digest[:16]}"
+        name = f"{turn.model.router_model_name}@{process.digest[:16]}"
         if turn.number > 1:
             return ModelAnswer(text=None, calls=(), message={}, model=name)
         try:
-            line = await process.ask(msgspec.json.encode(turn.view), process.begun.deadline_s + GRACE_S)
-            decided = msgspec.json.decode(line, type=Decided)
-            if decided.error is not None:
-                raise ProviderError(decided.error)
+            decided = await process.decide(turn.view)
         except BaseException:
             await self._end(turn.model.id)
             raise
@@ -177,38 +258,19 @@ class StrategyProvider:
             await self._states.save(turn.model.id, decided.state, turn)
         return ModelAnswer(text=decided.reason, calls=tuple(decided.calls), message={}, model=name)
 
-    async def _running(self, model: Model) -> _Process:
+    async def _running(self, model: Model) -> StrategyProcess:
         async with self._starting.setdefault(model.id, asyncio.Lock()):
             process = self._processes.get(model.id)
-            if process is None or process.has_ended:
-                process = self._processes[model.id] = await self._start(model)
+            if process is not None and process.has_ended:
+                await self._end(model.id)
+                process = None
+            if process is None:
+                state = None if self._states is None else await self._states.load(model.id)
+                configuration, limits = model.configuration, VARIANTS[model.variant].limits
+                begin = Begin(model.router_model_name, configuration.params, limits, state)
+                process = await start_strategy(begin, network=configuration.network)
+                self._processes[model.id] = process
             return process
-
-    async def _start(self, model: Model) -> _Process:
-        """Start a model's process and load its strategy with its last state. Raise `ProviderError`."""
-        state = None if self._states is None else await self._states.load(model.id)
-        limits = VARIANTS[model.variant].limits
-        begin = Begin(model.router_model_name, model.configuration.params, limits, state)
-        process = _Process(
-            await asyncio.create_subprocess_exec(
-                *command(model.router_model_name),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=dict(_environ()),
-                limit=LINE_MAX,
-                start_new_session=True,  # Ctrl+C must reach only the service; the session's processes end together
-            )
-        )
-        try:
-            process.begun = msgspec.json.decode(
-                await process.ask(msgspec.json.encode(begin), START_LIMIT_S), type=Begun
-            )
-            if process.begun.error is not None:
-                raise ProviderError(process.begun.error)
-        except BaseException:
-            await process.end()
-            raise
-        return process
 
     async def _end(self, model_id: str) -> None:
         process = self._processes.pop(model_id, None)
@@ -221,68 +283,52 @@ class StrategyProvider:
             await self._end(model_id)
 
 
-def check_strategy(reference: str, params: Mapping[str, Any]) -> list[str]:
+def check_strategy(reference: str, params: Mapping[str, Any], *, network: bool = False) -> list[str]:
     """Load a strategy in a process of its own, as the service does. Return the problems."""
-    begin = Begin(reference, params, next(iter(VARIANTS.values())).limits, None)
-    words, pipe = command(reference), subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=dict(_environ()), start_new_session=True) as process:  # noqa: S603 - our own interpreter
-        try:
-            answer, _ = process.communicate(msgspec.json.encode(begin) + b"\n", timeout=START_LIMIT_S)
-            error = msgspec.json.decode(answer, type=Begun).error
-        except subprocess.TimeoutExpired:
-            error = f"{reference} took longer than {START_LIMIT_S:g} s to load"
-        except msgspec.MsgspecError:
-            error = f"{reference} ended the process that loads it"
-        finally:
-            _kill_group(process.pid)
-    return [] if error is None else error.split("\n")
+
+    async def check() -> None:
+        begin = Begin(reference, params, next(iter(VARIANTS.values())).limits, None)
+        await (await start_strategy(begin, network=network)).end()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+            thread.submit(asyncio.run, check()).result()
+    except ProviderError as error:
+        return str(error).split("\n")
+    return []
 
 
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # all have ended
-        os.killpg(pid, signal.SIGKILL)
+def command(reference: str, *, network: bool = False) -> list[str]:
+    """Return the command that runs the strategy `file.py:Class`, confined if this machine can.
 
-
-def command(reference: str) -> list[str]:
-    """Return the command that runs the strategy `file.py:Class`, confined if this machine can."""
-    folder = Path(reference.rpartition(":")[0]).parent
-    return [*(_confinement(folder) if can_confine() else ()), sys.executable, "-P", "-m", __name__]
-
-
-@cache
-def can_confine() -> bool:
-    """Return whether bubblewrap is installed and may make namespaces here; in most containers it may not."""
-    if shutil.which("bwrap") is not None:
-        ended = subprocess.run([*_confinement(Path("/usr")), "true"], capture_output=True, check=False)  # noqa: S603 - fixed words
-        if ended.returncode == 0:
-            return True
-    log.warning("strategies run unconfined and can read what this user can, since bubblewrap (bwrap) cannot run here")
-    return False
-
-
-def _confinement(folder: Path) -> Iterator[str]:
-    """Yield the words of bubblewrap before a command that sees a strategy's folder and little else.
-
-    Dotfiles and `*.env` of the folder are hidden. All is read-only except an empty /tmp; the data folder, `.env` and
-    the sockets of servers are out of sight. The processes are in a namespace that ends with the first of them, and with
-    the service. The network is the service's.
+    :raises SettingsError: its folder has too many files
+    :raises OSError: its folder cannot be read
     """
-    yield from ("bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL")
-    yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(LIMITS[resource.RLIMIT_FSIZE]), "--tmpfs", "/tmp")  # noqa: S108 - its own
-    for place in VISIBLE:
-        yield from ("--ro-bind-try", place, place)
-    yield from ("--ro-bind", str(folder), str(folder))
+    file = _file_of(reference)
+    files = [file, *_modules(file.parent)]
+    if len(files) > FILES_MAX:
+        raise SettingsError([f"{file.parent} has more than {FILES_MAX} Python files; give the strategy its own folder"])
+    words = bubblewrap(files, file.parent, network=network) if can_confine() else ()
+    return kept([*words, sys.executable, "-P", "-m", __name__])
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Yield what a strategy may import from its folder: Python files and those of packages, but no links to others."""
     for path in sorted(folder.iterdir()):
-        if is_secret_name(path.name):
-            yield from ("--tmpfs", str(path)) if path.is_dir() else ("--ro-bind", os.devnull, str(path))
-    for part in dict.fromkeys((sys.base_prefix, sys.prefix, str(Path(__file__).parents[2]))):
-        yield from ("--ro-bind", part, part)
-    yield from ("--chdir", str(folder), "--")
+        if is_secret_name(path.name) or path.is_symlink() or path == PACKAGE:
+            continue
+        if path.is_dir():
+            if (path / "__init__.py").is_file():
+                yield from _modules(path)
+        elif path.suffix == ".py" and path.is_file() and path.stat().st_nlink == 1:
+            yield path
 
 
 def _environ() -> Iterator[tuple[str, str]]:
     for name, value in os.environ.items():
-        if name in PASSED_ON or name.startswith("STRATEGY_"):
+        if name == "PYTHONPATH":  # a relative path would be in the strategy's folder
+            yield name, os.pathsep.join(str(Path(part).absolute()) for part in value.split(os.pathsep) if part)
+        elif name in PASSED_ON or name.startswith("STRATEGY_"):
             yield name, value
 
 
@@ -306,22 +352,14 @@ def _loaded(begin: Begin) -> LoadedStrategy:
     return strategy
 
 
-def _end_all(*_: object) -> None:
-    """End this process and all that the strategy started."""
-    os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Load the strategy of the first line, then answer views until the input ends, as it does when the service dies."""
-    for limit, most in LIMITS.items():
-        hard = resource.getrlimit(limit)[1]
-        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (lowest, lowest))
+    restrict()
     lines, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.register_at_fork(after_in_child=answers.close)  # only this process answers
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output that the strategy prints is not an answer
+    sys.stdout = os.fdopen(sys.stderr.fileno(), "w", buffering=1, closefd=False)
     begin = msgspec.json.decode(lines.readline(), type=Begin)
-    signal.signal(signal.SIGALRM, _end_all)
-    signal.alarm(round(START_LIMIT_S))  # while it loads, it does not see the end of the service
     try:
         strategy = _loaded(begin)
         strategy.limits = begin.limits
@@ -330,8 +368,7 @@ def main() -> None:
     except (SettingsError, StrategyError) as error:
         answers.write(msgspec.json.encode(Begun(error=str(error))) + b"\n")
         return
-    signal.alarm(0)
-    begun = Begun(strategy.shown, strategy.deadline_s, strategy.digest)
+    begun = Begun(strategy.shown, strategy.deadline_s)
     answers.write(msgspec.json.encode(begun) + b"\n")
     views = msgspec.json.Decoder(View)
     while time.process_time() < RENEWED_AFTER_S and (line := lines.readline()):
@@ -345,5 +382,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except BaseException:  # noqa: BLE001 - shown, and the process ends
+        traceback.print_exc()
     finally:
-        _end_all()
+        os._exit(0)  # without waiting for threads of the strategy

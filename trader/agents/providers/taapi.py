@@ -17,8 +17,8 @@ import msgspec
 import orjson
 
 from trader.agents.domain.view import Supplementary
+from trader.core import tasks
 from trader.core.clock import Clock, interval_elapsed
-from trader.core.logs import log_bug
 from trader.market.domain.markets import Interval
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
@@ -107,9 +107,7 @@ class Taapi:
 
     async def close(self) -> None:
         self._is_refused = True
-        if self._request is not None:
-            self._request.cancel()
-            await asyncio.wait([self._request])
+        await tasks.end(self._request)
         if self._session is not None:
             await self._session.close()
 
@@ -117,8 +115,7 @@ class Taapi:
         del self._waiting[symbol]
         self._asked_at[symbol] = now
         self._rests = now, REQUEST_EVERY
-        self._request = asyncio.create_task(self._refresh(symbol), name=f"taapi.io {symbol}")
-        self._request.add_done_callback(log_bug)
+        self._request = tasks.start(self._refresh(symbol), f"taapi.io {symbol}")
 
     def _may_ask(self, now: datetime) -> bool:
         is_busy = self._request is not None and not self._request.done()

@@ -126,6 +126,14 @@ async def upsert_webhook(conn: Connection, model_id: str, webhook: Webhook) -> N
     await conn.execute(UPSERT_WEBHOOK, model_id, webhook.url, webhook.secret)
 
 
+DELETE_WEBHOOKS = "DELETE FROM webhooks"
+
+
+async def delete_webhooks(conn: Connection) -> None:
+    """Delete all webhooks."""
+    await conn.execute(DELETE_WEBHOOKS)
+
+
 DELETE_WEBHOOK = "DELETE FROM webhooks WHERE model_id = $1"
 
 

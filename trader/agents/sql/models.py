@@ -67,6 +67,16 @@ async def update_model_active(conn: Connection, model_id: str, *, is_active: boo
     await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
 
 
+UPDATE_REACHING_OUT_INACTIVE = """
+UPDATE models SET active = false WHERE provider = 'strategy' OR configuration->>'provider_definition' IS NOT NULL
+"""
+
+
+async def update_reaching_out_inactive(conn: Connection) -> None:
+    """Deactivate the models that run a file, or send prompts to an address of their own."""
+    await conn.execute(UPDATE_REACHING_OUT_INACTIVE)
+
+
 UPDATE_MODEL_DECLARED = f"""
 UPDATE models
 SET router_model_name = $2, configuration = configuration || jsonb_build_object('declared', $3::jsonb)

@@ -79,7 +79,6 @@ def render(
         "currency": settings.quote_currency,
         "demo": demo if settings.demo else "off",
         "public": settings.public,
-        "exams": "off" if settings.exams is None else "on",
     }
     return assets.text_of("index.html").format(
         folder=assets.FOLDER,

@@ -136,13 +136,13 @@ async def get_view(context: AgentContext, request: AgentInput, key: Credential) 
 
 @_tool("getCandles", "read")
 async def get_candles(context: AgentContext, request: AgentCandlesInput, key: Credential) -> MarketOutput:
-    """:raises NotFound: there is no such market."""
+    """:raises InvalidInput: there is no such market."""
     return await _read(context, request, FetchIndicators, key)
 
 
 @_tool("getOrderBook", "read")
 async def get_order_book(context: AgentContext, request: AgentBookInput, key: Credential) -> MarketOutput:
-    """:raises NotFound: there is no such market."""
+    """:raises InvalidInput: there is no such market."""
     return await _read(context, request, FetchOrderBook, key)
 
 
@@ -230,7 +230,7 @@ async def get_history(context: AgentContext, request: AgentHistoryInput, key: Cr
     model = await _agent_of(context, request, key)
     page = page_of(request.limit, request)
     is_private = context.settings.public == "off"
-    return shown_page(await context.invocations.finished(model.id, page=page, with_answers=is_private), page)
+    return await shown_page(await context.invocations.finished(model.id, page=page, with_answers=is_private), page)
 
 
 @procedure("agent.getBoard", paper_only=True, scope="read")

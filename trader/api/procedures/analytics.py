@@ -9,6 +9,8 @@ from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import evidence_token, rankings_token, trades_token
 from trader.api.schemas.analytics import (
+    Failure,
+    FailureStats,
     GetFailuresInput,
     GetFailuresOutput,
     GetLeaderboardInput,
@@ -36,21 +38,26 @@ from trader.api.schemas.model_stats import (
 )
 from trader.api.schemas.paging import cut_page, page_of
 from trader.api.schemas.seasons import GetSeasonOutput, shown_season
+from trader.api.turns import in_slices
 from trader.portfolio.domain.seasons import Season, SeasonState
 from trader.portfolio.leaderboard import LeaderboardEntry
 
 
-@procedure("analytics.getModelStats")
+@procedure("analytics.getModelStats", long=True)
 async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
     """Return statistics of every model and of each of its entrants: the usual figures, or the advanced ones."""
     stats = await context.analytics.model_stats(chosen_variant(request.variant))
     budget_of = context.agents.budgets.of
     if request.mode == "overall":
-        return GetModelStatsOutput(overall=[OverallStats.of(each, budget_of(each.model)) for each in stats])
-    return GetModelStatsOutput(advanced=[AdvancedStats.of(each, budget_of(each.model)) for each in stats])
+        return GetModelStatsOutput(
+            overall=await in_slices(lambda each: OverallStats.of(each, budget_of(each.model)), stats)
+        )
+    return GetModelStatsOutput(
+        advanced=await in_slices(lambda each: AdvancedStats.of(each, budget_of(each.model)), stats)
+    )
 
 
-@procedure("analytics.getLeaderboard", token=rankings_token)
+@procedure("analytics.getLeaderboard", long=True, token=rankings_token)
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
     """Rank the models by the results of their accounts within a window, best first.
 
@@ -83,7 +90,7 @@ async def get_season(context: Context, _: Empty) -> GetSeasonOutput:
     return GetSeasonOutput.of(await context.analytics.latest_season())
 
 
-@procedure("analytics.getEvidence", token=evidence_token)
+@procedure("analytics.getEvidence", long=True, token=evidence_token)
 async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEvidenceOutput:
     """Compare every entrant with its references, with verdicts: an addition to the specification.
 
@@ -94,7 +101,7 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
     return await asyncio.to_thread(GetEvidenceOutput.of, request.window, report)  # a hundred models take 0.1 s
 
 
-@procedure("analytics.getComparison", token=evidence_token)
+@procedure("analytics.getComparison", long=True, token=evidence_token)
 async def get_comparison(context: Context, request: GetComparisonInput) -> GetComparisonOutput:
     """Compare two entrants: their difference over time, the board's verdict, and where they disagreed: an addition to
     the specification.
@@ -103,14 +110,14 @@ async def get_comparison(context: Context, request: GetComparisonInput) -> GetCo
     return await asyncio.to_thread(GetComparisonOutput.of, request.window, pair)  # how long a verdict takes: 0.1 s
 
 
-@procedure("analytics.getBehaviour", token=evidence_token)
+@procedure("analytics.getBehaviour", long=True, token=evidence_token)
 async def get_behaviour(context: Context, request: GetBehaviourInput) -> GetBehaviourOutput:
     """Describe how the current entrant of a model trades: an addition to the specification."""
     behaviour = await context.evidence.behaviour(request.model_id)
     return GetBehaviourOutput(behaviour=None if behaviour is None else BehaviourView.of(behaviour))
 
 
-@procedure("analytics.getFailures")
+@procedure("analytics.getFailures", long=True)
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
     """List invocations that failed or in which a tool call failed, newest first, and failure counts by model."""
     page = page_of(request.limit, request)
@@ -118,15 +125,22 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
         page, chosen_variant(request.variant), with_answers=context.settings.public == "off"
     )
     cut = cut_page(failures.invocations, page, attrgetter("started_at"))
-    return GetFailuresOutput.of(failures._replace(invocations=cut.rows), cut.next_before, cut.next_skip)
+    return GetFailuresOutput(
+        failures=await in_slices(lambda failed: Failure.of(failed, failures), cut.rows),
+        model_stats=[FailureStats.of(counts) for counts in failures.counts],
+        next_before=cut.next_before,
+        next_skip=cut.next_skip,
+    )
 
 
-@procedure("analytics.getTradeTotals", token=trades_token)
+@procedure("analytics.getTradeTotals", long=True, token=trades_token)
 async def get_trade_totals(context: Context, request: GetTradeTotalsInput) -> GetTradeTotalsOutput:
     """Total the completed trades of the current runs by day, week, market, side or exit reason (UTC)."""
     rows = await context.analytics.trade_totals(
         request.by, or_none(request.model_id), chosen_variant(request.variant), request.filter()
     )
+    if not rows:
+        request.require_market(context.market.markets)
     return GetTradeTotalsOutput(rows=[TradeTotalsRow.from_attributes(row) for row in rows])
 
 

@@ -17,10 +17,11 @@ from trader.api.schemas.models import (
     invocation_of,
 )
 from trader.api.schemas.paging import cut_page, page_of
+from trader.api.turns import in_slices
 from trader.database.pool import Page
 
 
-@procedure("models.getModels")
+@procedure("models.getModels", long=True)
 async def get_models(context: Context, _: Empty) -> GetModelsOutput:
     """List the models with their activity."""
     summaries = await context.invocations.model_summaries()
@@ -31,7 +32,7 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
     )
 
 
-@procedure("models.getInvocations")
+@procedure("models.getInvocations", long=True)
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, newest first."""
     page = page_of(request.limit, request)
@@ -43,17 +44,17 @@ async def get_invocations(context: Context, request: GetInvocationsInput) -> Get
         invocation_id=or_none(request.invocation_id),
         with_answers=context.settings.public == "off",
     )
-    return shown_page(records, page)
+    return await shown_page(records, page)
 
 
-def shown_page(records: Sequence[FinishedInvocation], page: Page) -> GetInvocationsOutput:
+async def shown_page(records: Sequence[FinishedInvocation], page: Page) -> GetInvocationsOutput:
     """Return a page of finished runs, newest first."""
     cut = cut_page(records, page, lambda record: record.invocation.started_at)
-    shown = [invocation_of(record) for record in cut.rows]
+    shown = await in_slices(invocation_of, cut.rows)
     return GetInvocationsOutput(conversations=shown, next_before=cut.next_before, next_skip=cut.next_skip)
 
 
-@procedure("models.getConversation", private=True)
+@procedure("models.getConversation", private=True, long=True)
 async def get_conversation(context: Context, request: GetConversationInput) -> GetConversationOutput:
     """Return the messages between the service and the model in one run: prompt, view of the market, answers, results.
 
@@ -62,4 +63,4 @@ async def get_conversation(context: Context, request: GetConversationInput) -> G
     :raises NotFound: There is no such run.
     """
     messages = await context.invocations.messages(request.invocation_id)
-    return GetConversationOutput(messages=[MessageView.of(message) for message in messages])
+    return GetConversationOutput(messages=await in_slices(MessageView.of, messages))

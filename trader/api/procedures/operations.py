@@ -67,7 +67,7 @@ async def resume(context: Context, request: ResumeInput) -> ResumeOutput:
     return ResumeOutput(account_id=account_id or UNSET, lifted=[*lifted], message=message)
 
 
-@procedure("operations.getActivity", private=True)
+@procedure("operations.getActivity", private=True, long=True)
 async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
     """Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days
     (UTC): an addition to the specification.

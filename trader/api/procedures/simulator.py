@@ -24,6 +24,7 @@ from trader.api.schemas.trades import (
     GetCompletedTradesInput,
     GetCompletedTradesOutput,
 )
+from trader.api.turns import in_slices
 from trader.core.errors import ForeignAccount, ManualOrdersOff
 
 
@@ -62,13 +63,15 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
 
 @procedure("simulator.getAccount", paper_only=True)
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
-    """Return a simulated account, or the new account that an order would open, without storing it."""
+    """Return a simulated account; with `exists` false, the new account that an order would open, without storing it."""
     return account_output(context, request.account_id)
 
 
 @procedure("simulator.resetAccount", changes=True, operates=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at market prices and start a new one with the starting capital.
+
+    An account that does not exist is not opened: `exists` is false.
 
     :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """
@@ -77,13 +80,13 @@ async def reset_account(context: Context, request: AccountInput) -> AccountOutpu
     return account_output(context, request.account_id)
 
 
-@procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
+@procedure("simulator.getCompletedTradesFromDB", paper_only=True, long=True, token=trades_token)
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
     """List completed trades of simulated accounts, newest first, and figures over the listed ones."""
     page = page_of(request.limit, request)
     rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
     cut = cut_page(rows, page, attrgetter("closed_at"))
-    completed = [CompletedTrade.of(trade) for trade in cut.rows]
+    completed = await in_slices(CompletedTrade.of, cut.rows)
     stats = CompletedStats.of(cut.rows)
     return GetCompletedTradesOutput(trades=completed, stats=stats, next_before=cut.next_before, next_skip=cut.next_skip)
 

@@ -37,10 +37,11 @@ from trader.api.schemas.trades import (
     TradeView,
     trade_details_of,
 )
+from trader.api.turns import in_slices
 from trader.core.errors import InvalidInput, Issue, MarketUnavailable
 from trader.exchange.domain.account import Account, Trade
 from trader.market.candles import CANDLES_MAX
-from trader.market.domain.markets import canonical_symbol
+from trader.market.domain.markets import canonical_symbol, traded_symbol
 from trader.portfolio.domain.histories import RESOLUTIONS, minute_end
 
 DEFAULT_RANGE: Final = timedelta(days=7)
@@ -93,7 +94,7 @@ async def _day_before(context: Context, symbol: str) -> float | None:
     return candles[0].open if len(candles) == 24 else None
 
 
-@procedure("trading.getTrades", token=trades_token)
+@procedure("trading.getTrades", long=True, token=trades_token)
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
     """List completed trades, newest first."""
     page = page_of(request.limit, request)
@@ -103,8 +104,10 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
         chosen=request.filter(),
         page=page,
     )
+    if not rows:
+        request.require_market(context.market.markets)
     cut = cut_page(rows, page, attrgetter("closed_at"))
-    trades = [TradeView.of(trade) for trade in cut.rows]
+    trades = await in_slices(TradeView.of, cut.rows)
     return GetTradesOutput(trades=trades, next_before=cut.next_before, next_skip=cut.next_skip)
 
 
@@ -121,7 +124,7 @@ async def get_trade(context: Context, request: GetTradeInput) -> GetTradeOutput:
     return GetTradeOutput(trade=trade_details_of(whole, model, extremes))
 
 
-@procedure("trading.getPortfolioHistory", token=histories_token)
+@procedure("trading.getPortfolioHistory", long=True, token=histories_token)
 async def get_portfolio_history(
     context: Context, request: GetPortfolioHistoryInput
 ) -> LongOutput[GetPortfolioHistoryOutput]:
@@ -140,7 +143,7 @@ async def get_portfolio_history(
     return history_of(history)
 
 
-@procedure("trading.getEquityCurves", token=histories_token)
+@procedure("trading.getEquityCurves", long=True, token=histories_token)
 async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> LongOutput[GetEquityCurvesOutput]:
     """Show the equity of models for a chart: one list of times, and one list of values per model.
 
@@ -167,16 +170,13 @@ def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
     return start, end
 
 
-@procedure("trading.getCandles")
+@procedure("trading.getCandles", long=True)
 async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesOutput:
     """List candles of a market for a chart, from the prices that models see.
 
     By default the range ends now. The stream `candles` has the candle of the current minute.
     """
-    symbol = canonical_symbol(request.symbol)
-    if symbol not in context.market.markets:
-        traded = ", ".join(context.market.markets)
-        raise InvalidInput(Issue(("symbol",), f"{request.symbol!r} is not traded here; the markets are {traded}"))
+    symbol = traded_symbol(request.symbol, context.market.markets)
     written = {"to": request.to, "before": request.before}
     ends = [moment_of(text, field) for field, text in written.items() if text is not UNSET]
     end = min([*ends, context.clock.now()])
@@ -188,7 +188,7 @@ async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesO
     return GetCandlesOutput(
         symbol=symbol,
         interval=request.interval,
-        times=[iso(candle.open_time) for candle in shown],
+        times=await in_slices(lambda candle: iso(candle.open_time), shown),
         open=[candle.open for candle in shown],
         high=[candle.high for candle in shown],
         low=[candle.low for candle in shown],

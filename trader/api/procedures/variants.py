@@ -25,7 +25,7 @@ async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
     return GetVariantsOutput(variants=views)
 
 
-@procedure("variants.getVariantHistory", token=histories_token)
+@procedure("variants.getVariantHistory", long=True, token=histories_token)
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
     """Return the hourly average equity of each variant's models, and of the variants together.
 
@@ -34,7 +34,7 @@ async def get_variant_history(context: Context, request: GetVariantHistoryInput)
     return variant_history_of(await context.portfolio.variant_history(request.window))
 
 
-@procedure("variants.getVariantStats", token=trades_token)
+@procedure("variants.getVariantStats", long=True, token=trades_token)
 async def get_variant_stats(context: Context, _: Empty) -> GetVariantStatsOutput:
     """Return the aggregated performance of each variant's models, including variants without models."""
     return GetVariantStatsOutput(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import Meta
 
 from trader.agents.domain.invocations import Invocation, Step, ToolCall, ToolCallType
-from trader.agents.domain.models import Contamination, Model, contamination
+from trader.agents.domain.models import Contamination, contamination
 from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
@@ -293,12 +293,12 @@ class Failure(Wire, kw_only=True):
     total_output_tokens: int | UnsetType = UNSET
 
     @classmethod
-    def of(cls, invocation: Invocation, model: Model, failures: Failures) -> "Failure":
+    def of(cls, invocation: Invocation, failures: Failures) -> "Failure":
         steps = [StepTelemetry.of(step) for step in failures.steps.get(invocation.id, ())]
         return cls.from_attributes(
             invocation,
             invocation_id=invocation.id,
-            model_name=model.name,
+            model_name=failures.models[invocation.model_id].name,
             response_payload=failures.answers.get(invocation.id),
             created_at=invocation.started_at,
             tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
@@ -344,20 +344,6 @@ class FailureStats(Wire, kw_only=True):
 class GetFailuresOutput(PageOutput, kw_only=True):
     failures: list[Failure]
     model_stats: list[FailureStats]
-
-    @classmethod
-    def of(
-        cls, failures: Failures, next_before: str | UnsetType = UNSET, next_skip: int | UnsetType = UNSET
-    ) -> "GetFailuresOutput":
-        return cls(
-            failures=[
-                Failure.of(invocation, failures.models[invocation.model_id], failures)
-                for invocation in failures.invocations
-            ],
-            model_stats=[FailureStats.of(counts) for counts in failures.counts],
-            next_before=next_before,
-            next_skip=next_skip,
-        )
 
 
 class GetTradeTotalsInput(TradeFilterInput, kw_only=True):

@@ -1,6 +1,7 @@
 """Common parts of the wire structs: naming, strictness, the format of decimals and times, and error bodies."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -11,7 +12,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.agents.domain.shares import Budget
+from trader.agents.domain.shares import Budget, State
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.core.variant_id import VariantId
@@ -35,6 +36,8 @@ __all__ = [
     "VariantId",
     "Wire",
     "chosen_variant",
+    "decoder_of",
+    "encoded",
     "format_decimal",
     "iso",
     "or_none",
@@ -49,6 +52,22 @@ if TYPE_CHECKING:
 else:
     VariantFilter = Literal[(*(variant.value for variant in VariantId), "all")]
     """The values of `VariantId`, and `all`: msgspec does not support a union of an enum and a literal."""
+
+decoder_of = cache(msgspec.json.Decoder)
+"""Returns the decoder of a type."""
+
+
+def encoded(output: object, decoder: msgspec.json.Decoder[Any]) -> bytes:
+    """Return an output as JSON text that matches the type of its decoder.
+
+    :raises msgspec.MsgspecError: it does not match
+    :raises ValueError: a number in it is not finite
+    """
+    text = ENCODER.encode(output)
+    if decoder.decode(text) != output and b"null" in text:  # the text of a NaN, which a field may allow
+        json.dumps(msgspec.to_builtins(output, str_keys=True), allow_nan=False)
+    return text
+
 
 Number = int | float
 """A strict, finite JSON number; `domain.money.from_number` converts it to a Decimal."""
@@ -127,7 +146,7 @@ class BudgetUse(Wire, kw_only=True):
     spent_today_usd: float
     reserved_usd: float | UnsetType = UNSET
     is_estimated: bool | UnsetType = UNSET
-    state: Literal["open", "manage", "pause"]
+    state: State
 
     @classmethod
     def of(cls, budget: Budget) -> "BudgetUse":
@@ -185,9 +204,9 @@ class LongOutput(Generic[T]):
     async def check(self, decoder: msgspec.json.Decoder[T]) -> None:
         """Decode the output part by part, because decoding 20 MB at once would block the event loop.
 
-        :raises msgspec.ValidationError: a part does not match its type
+        :raises msgspec.MsgspecError: a part does not match its type
         """
-        decoder.decode(ENCODER.encode(self._frame))
+        encoded(self._frame, decoder)
         for chunk in self._chunks:
             self._records.decode(b"[%b]" % chunk)
             await asyncio.sleep(0)

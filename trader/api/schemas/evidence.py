@@ -12,7 +12,6 @@ from trader.portfolio.domain.behaviour import HeldSide
 from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
 from trader.portfolio.domain.evidence import Verdict, Word
 from trader.portfolio.domain.histories import RunWindow
-from trader.portfolio.domain.luck import Luck
 from trader.portfolio.evidence import EntrantEvidence, EvidenceReport, PairEvidence
 from trader.portfolio.seasons import AccountPast
 
@@ -188,40 +187,6 @@ class PrimaryResult(Wire, kw_only=True):
         )
 
 
-class LuckRow(Wire, kw_only=True):
-    """An entrant compared with random traders who make its trades at random times of the same period.
-
-    Each makes the same number of trades, on the same sides, with the same sizes relative to equity and the same holding
-    times, by the rules of the exchange on the candles that it saw. `returnPercent` is the return of the model's equity
-    over its first `hours`, its age at the latest comparison, with `tradesCount` positions, including open ones;
-    `quantile` is the share of random traders with a lower return, in percent. `pValue` is the probability that one of
-    them does at least as well, corrected for all looks and all models. `low`, `median` and `high` are quantiles of
-    their returns: 2.5, 50 and 97.5 %.
-    """
-
-    hours: int
-    traders: int
-    trades_count: int
-    return_percent: Percent
-    quantile: Percent
-    p_value: float
-    low: Percent
-    median: Percent
-    high: Percent
-
-    @classmethod
-    def of(cls, luck: Luck, models: int) -> "LuckRow":
-        return cls.from_attributes(
-            luck,
-            trades_count=luck.trades,
-            quantile=luck.quantile_percent,
-            p_value=luck.corrected_p(models),
-            low=luck.low_percent,
-            median=luck.median_percent,
-            high=luck.high_percent,
-        )
-
-
 class Rank(Wire, kw_only=True):
     """The possible places of an entrant, from `first` to `last` of `among`."""
 
@@ -267,10 +232,9 @@ class EntrantRow(Wire, kw_only=True):
     it is not `ranked`. `amongBest` says whether it is indistinguishable from the best entrant, and `rank` gives its
     possible places; null if it is excluded from the board, for the reason `offBoard`. `ageHours` counts all its whole
     hours, and `account` covers the whole history of the account. Replicates share the row of the first of them, with
-    combined figures; `account` and `luck` are its own. `luck` is computed after its first request; `luckReason` says
-    why it is null. `replicates` is present if several models share one configuration. `contamination` says whether the
-    whole part is after the model's training cutoff (`trainingCutoff`, from the models file). `declared` is the external
-    agent's declaration at that time.
+    combined figures; `account` is its own. `replicates` is present if several models share one configuration.
+    `contamination` says whether the whole part is after the model's training cutoff (`trainingCutoff`, from the models
+    file). `declared` is the external agent's declaration at that time.
     """
 
     model_id: str
@@ -298,14 +262,12 @@ class EntrantRow(Wire, kw_only=True):
     owner: str | None
     declared: DeclaredView | UnsetType = UNSET
     differences: list[Difference]
-    luck: LuckRow | None
-    luck_reason: str | None
     replicates: Replicates | UnsetType = UNSET
     off_board: str | UnsetType = UNSET
     rank_before: Rank | UnsetType | None = UNSET
 
     @classmethod
-    def of(cls, entrant: EntrantEvidence, contenders: int) -> "EntrantRow":
+    def of(cls, entrant: EntrantEvidence) -> "EntrantRow":
         before = entrant.before
         return cls.from_attributes(
             entrant,
@@ -331,8 +293,6 @@ class EntrantRow(Wire, kw_only=True):
                 Difference.of(each, None if before is None else before.verdicts.get(each.reference))
                 for each in entrant.comparisons
             ],
-            luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck, contenders),
-            luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,
             replicates=None if entrant.replicates is None else Replicates.from_attributes(entrant.replicates),
         )
 
@@ -376,7 +336,7 @@ class GetEvidenceOutput(Wire, kw_only=True):
             best=report.best if report.best in first else None,
             resolution=SharpeResolution.from_attributes(report.resolution),
             market_return=report.market_percent,
-            entrants=[EntrantRow.of(each, report.contenders) for each in report.entrants],
+            entrants=[EntrantRow.of(each) for each in report.entrants],
             season=None if report.season is None else SeasonView.of(report.season, report.state),
             primary=UNSET if rule is None or report.primary is None else PrimaryResult.of(rule, report.primary),
         )

@@ -1,12 +1,13 @@
 """The operator's halt, its end, and what operators look at, on the wire."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
 from trader.api.schemas.common import Input, Timestamp, Wire, iso
 from trader.api.schemas.simulator import AccountId
 from trader.exchange.domain.halts import REASON_MAX
+from trader.exchange.halts import Keeper
 from trader.operations.operator_commands import Activity
 
 
@@ -129,6 +130,6 @@ class HaltOutput(Wire, kw_only=True):
     """
 
     account_id: str | UnsetType = UNSET
-    kept_in: Literal["database", "file", "memory"]
+    kept_in: Keeper
     message: str
     command_id: str | UnsetType = UNSET

@@ -194,10 +194,11 @@ class OpenOrder(Wire, kw_only=True):
 
 
 class AccountView(Wire, kw_only=True):
-    """An account in its current run. `runId` is null if it is not open yet."""
+    """An account in its current run. One that does not exist is shown as an order would open it; `runId` is null."""
 
     account_id: str
     run_id: str | None
+    exists: bool
     quote_currency: str
     initial_capital: Decimal
     cash_balance: Decimal
@@ -226,6 +227,7 @@ class AccountView(Wire, kw_only=True):
         return cls(
             account_id=account.id,
             run_id=str(account.run.id) if is_open else None,
+            exists=is_open,
             quote_currency=account.run.quote_currency,
             initial_capital=trimmed(account.run.initial_capital),
             cash_balance=trimmed(account.cash),

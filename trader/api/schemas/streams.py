@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from trader.agents.calls import EndedBy
 from trader.agents.domain.invocations import ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import NotePart
@@ -114,12 +115,14 @@ class NoteMessage(Wire, kw_only=True):
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
-    """The run has succeeded: a model (`holding`, `answer` without a call) or a limit (`steps`, `tokens`) ended it."""
+    """The run has succeeded. Its model ended it (`holding`, `answer` without a call), a limit (`steps`, `tokens`), or
+    the `deadline` of an external agent.
+    """
 
     status: Literal["completed"]
     steps: int
     tool_calls: int
-    ended_by: Literal["holding", "answer", "steps", "tokens"]
+    ended_by: EndedBy
 
 
 class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
@@ -184,8 +187,5 @@ class EmptyList(Wire, kw_only=True):
     message: str
 
 
-class Reset(Wire, kw_only=True):
+class Reset(WorkflowEvent, kw_only=True, tag="reset"):
     """Workflow events were lost: the client must reload any state that it built from them."""
-
-    type: Literal["reset"]
-    timestamp: Timestamp

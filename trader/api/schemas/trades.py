@@ -1,6 +1,6 @@
 """Completed trades on the wire. Every amount is a JSON number in the quote currency."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Annotated, Final, Literal
@@ -27,7 +27,7 @@ from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, Fill, OrderSide, Side
 from trader.exchange.sql.trades import ModelTrade, TradeFilter, WholeTrade
 from trader.market.candles import Extremes
-from trader.market.domain.markets import canonical_symbol
+from trader.market.domain.markets import canonical_symbol, traded_symbol
 from trader.portfolio.behaviour import excursion_of
 from trader.portfolio.figures import exact_figures_of
 
@@ -94,6 +94,11 @@ class TradeFilterInput(Input, kw_only=True):
             has_won=None if self.result is UNSET else self.result == "won",
             close_reason=or_none(self.close_reason),
         )
+
+    def require_market(self, markets: Collection[str]) -> None:
+        """Refuse a market that is not traded here; one of earlier trades needs no check."""
+        if self.symbol is not UNSET:
+            traded_symbol(self.symbol, markets)
 
 
 class GetTradesInput(TradeFilterInput, kw_only=True):

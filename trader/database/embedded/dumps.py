@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import re
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,11 +17,11 @@ from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-import asyncpg
-
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
+from trader.core.files import open_regular
 from trader.database.embedded.binaries import Binaries, system_binaries, wheel_binaries
+from trader.database.pool import connect_alone
 
 _CHUNK_BYTES: Final = 1 << 20
 _PROGRAMS: Final = ("pg_dump", "pg_restore")
@@ -118,7 +119,7 @@ async def back_up(dsn: str, file: Path, schema: str) -> None:
 
     :raises StartError: it cannot be dumped or written
     """
-    conn = await asyncpg.connect(dsn)
+    conn = await connect_alone(dsn)
     try:
         major = conn.get_server_version().major
     finally:
@@ -149,10 +150,14 @@ def add_checksum(file: Path) -> None:
 def has_checksum(file: Path) -> bool:
     """Return whether a dump ends with its checksum; a plain pg_dump file has none.
 
-    :raises StartError: the checksum does not match the contents
+    :raises StartError: the file cannot be read, or the checksum does not match the contents
     """
-    with file.open("rb") as opened:
-        length = max(0, file.stat().st_size - _CHECKSUM_BYTES)
+    try:
+        dump_file = open_regular(file, sys.maxsize)
+    except OSError as error:
+        raise StartError(f"{file} cannot be read: {error.strerror}.") from None
+    with dump_file as opened:
+        length = max(0, os.fstat(opened.fileno()).st_size - _CHECKSUM_BYTES)
         opened.seek(length)
         written = opened.read()
         if not written.startswith(_CHECKSUM):
@@ -230,7 +235,7 @@ class DumpRows:
         self._script = script
         self._entries = entries
         self._lines: list[bytes] = []
-        self._rest = b""
+        self._rest = bytearray()
 
     async def tables(self) -> AsyncIterator[tuple[str, list[str]]]:
         """Yield the name and columns of each table. Read all of its rows before moving to the next one.
@@ -250,9 +255,11 @@ class DumpRows:
     async def _next_copy(self) -> str:
         """Skip all lines up to the next `COPY`, and return it; empty at the end."""
         while self._lines or await self._read():
-            line = self._lines.pop(0)
-            if line.startswith(_COPY_START):
-                return line.decode(errors="replace")
+            place = next((at for at, line in enumerate(self._lines) if line.startswith(_COPY_START)), None)
+            copy = None if place is None else self._lines[place].decode(errors="replace")
+            self._lines = [] if place is None else self._lines[place + 1 :]
+            if copy is not None:
+                return copy
         return ""
 
     async def rows(self) -> AsyncIterator[bytes]:
@@ -276,7 +283,10 @@ class DumpRows:
         while not self._lines:
             if not (chunk := await self._script.read(_CHUNK_BYTES)):
                 return False
-            *self._lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._rest += chunk
+            if b"\n" in chunk:
+                *self._lines, rest = bytes(self._rest).split(b"\n")
+                self._rest = bytearray(rest)
             if len(self._rest) > ROW_BYTES_MAX:
                 raise StartError(f"The backup has a row of over {ROW_BYTES_MAX:,} bytes. Nothing was restored.")
         return True

@@ -5,7 +5,6 @@ user.
 """
 
 import fcntl
-import hashlib
 import logging
 import os
 import pwd
@@ -16,14 +15,22 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from trader.core.errors import StartError
+from trader.core.ownership import LOCK_NAME, mark_made_here, name_of, why_not_made_here
 
 log = logging.getLogger(__name__)
 
 SOCKET_PATH_BYTES_MAX = 107
-LOCK_NAME = "launcher.lock"
 SOCKET_NAME = ".s.PGSQL.5432"
 WORLD_EXECUTE = 0o001
 WRITABLE_BY_OTHERS = 0o022
+CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf")
+SIGNALS = ("recovery.signal", "standby.signal")
+REACHES_OUT = re.compile(
+    r"^\s*(include\w*|\w*(?:_command|_conninfo|_director(?:y|ies)|_file|_librar(?:y|ies)|_path|_provider))\b",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Settings by which a server reaches out of its data: programs, libraries, files, other servers."""
+
 SHARED_FOLDERS = (Path("/var/lib/trader"), Path("/var/tmp/trader-root"))  # noqa: S108 - its owner is checked
 
 
@@ -42,11 +49,6 @@ class ServerAccount(NamedTuple):
     name: str
     uid: int
     gid: int
-
-
-def name_of(path: Path) -> str:
-    """Return a short name derived from the path."""
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 def is_open_to_all(path: Path) -> bool:
@@ -222,6 +224,48 @@ def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
                 f"The folder {sockets} belongs to another user or is open to others. Remove it and start again."
             ) from None
     return sockets
+
+
+def require_made_here(folder: Path) -> None:
+    """Refuse a folder with contents that this user did not make at this place. Raises `OSError`.
+
+    :raises StartError: somebody else made it, or could have changed it
+    """
+    if (reason := why_not_made_here(folder)) is not None:
+        raise StartError(f"The embedded database in {folder} {reason}")
+
+
+def mark_as_made(folder: Path) -> None:
+    """Mark a folder as one that this user made.
+
+    :raises StartError: the mark cannot be written
+    """
+    try:
+        mark_made_here(folder)
+    except (OSError, RuntimeError) as error:  # no home folder
+        raise StartError(
+            f"The mark that {folder} was made here cannot be written: {error}. Set XDG_STATE_HOME to a folder of this "
+            "user that lasts."
+        ) from error
+
+
+def refuse_programs(data: Path) -> None:
+    """Refuse a configuration that makes the server run programs, load libraries, read files or follow another server.
+
+    :raises StartError: it has such a setting
+    """
+    for name in CONFIGURATION:
+        file = data / name
+        if file.is_symlink() or not file.is_file():
+            raise StartError(f"The embedded database in {data} has no file {name} of its own.")
+        if found := REACHES_OUT.search(file.read_text(encoding="utf-8", errors="replace")):
+            raise StartError(
+                f"The embedded database in {data} has the setting {found[1]} in {name}. It runs no programs and reads "
+                "no other files: remove the setting, or run a PostgreSQL of your own and set DATABASE_URL."
+            )
+    for name in SIGNALS:
+        if (data / name).exists():
+            raise StartError(f"The embedded database in {data} has the file {name}, which makes it follow another one.")
 
 
 def lock_folder(folder: Path) -> IO[str]:

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import asyncpg
 
 from trader.core.errors import StartError
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.binaries import Binaries, choose_binaries
 from trader.database.embedded.folders import (
     SERVICE_ROLE,
@@ -32,6 +33,9 @@ from trader.database.embedded.folders import (
     lock_folder,
     make_private,
     make_server_account,
+    mark_as_made,
+    refuse_programs,
+    require_made_here,
     require_peer,
     server_account,
     socket_folder,
@@ -46,11 +50,10 @@ from trader.database.embedded.processes import (
     tail,
     wait_until,
 )
-from trader.database.pool import place
+from trader.database.pool import connect_alone, place
 
 log = logging.getLogger(__name__)
 
-EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
 ENDED_POLL_S = 0.1
 SERVER_LOG = "postgres.log"
@@ -90,7 +93,8 @@ def keep_log(path: Path) -> None:
 class EmbeddedPostgres:
     """The PostgreSQL server of one folder, as an async context manager.
 
-    `durable=False` trades safety for speed, for tests: a machine crash may lose everything.
+    Its folder must be new, or made at this place by this user. `durable=False` trades safety for speed, for a folder
+    that ends with its server: a machine crash may lose everything, and nothing is checked.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True, binaries: Binaries | None = None) -> None:
@@ -147,7 +151,7 @@ class EmbeddedPostgres:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        conn = await asyncpg.connect(self.superuser_dsn("postgres"))
+        conn = await connect_alone(self.superuser_dsn("postgres"))
         try:
             yield conn
         finally:
@@ -168,7 +172,8 @@ class EmbeddedPostgres:
     async def start(self) -> None:
         """Start the server; the first start creates its data folder.
 
-        :raises StartError: another process uses the folder, no binaries fit, or the server does not start
+        :raises StartError: another process uses the folder, or somebody else made it; no binaries fit; the server does
+            not start
         """
         if threading.current_thread() is not threading.main_thread():
             # The death signal belongs to the thread that forks, and the main thread lives longest.
@@ -178,7 +183,11 @@ class EmbeddedPostgres:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.stop)
             try:
+                if self._durable:
+                    require_made_here(self._asked_folder)
                 self._lock = lock_folder(self._folder)
+                if self._durable:
+                    mark_as_made(self._asked_folder)
                 await self._stop_leftover()
                 hand_over(self.data, self._account)
                 self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
@@ -273,6 +282,7 @@ class EmbeddedPostgres:
 
     async def _launch(self) -> None:
         assert self._binaries is not None
+        refuse_programs(self.data)
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": f'"{self._sockets}"',

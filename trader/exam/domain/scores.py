@@ -7,7 +7,7 @@ The test bets on the paired differences, so that an exam may be looked at after 
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,6 +43,9 @@ SIZED: Final = (0.8, 1.25)
 BASIS_POINTS: Final = 1e4
 
 
+BoundedScore = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+
+
 class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The decision of one entrant in one state, and its score. All values are fractions of equity.
 
@@ -56,11 +59,11 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     entrant: str
     edge: Edge | None
     kind: Kind | Literal["recorded"]
-    value: float
-    risk: float
-    score: float
-    oracle: float
-    selection: float = 0.0
+    value: BoundedScore
+    risk: BoundedScore
+    score: BoundedScore
+    oracle: BoundedScore
+    selection: BoundedScore = 0.0
     sample: int = 0
 
 

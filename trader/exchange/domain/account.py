@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from trader.core.money import ONE, ZERO, divide, share
-from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Order, OrderSide, Side
+from trader.exchange.domain.orders import AT_MARK, Cause, ExitPlan, Fill, Order, OrderSide, Side
 from trader.market.domain.markets import Market
 
 Marks = Mapping[str, Decimal]
@@ -221,10 +221,10 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 def taken_with(taken: Mapping[str, Taken], fills: Iterable[Fill]) -> dict[str, Taken]:
-    """Add what these fills took to an account's `taken`, by market. A reset closes at the mark, without a book."""
+    """Add what these fills took to an account's `taken`, by market."""
     sums = dict(taken)
     for fill in fills:
-        if fill.cause is not Cause.RESET:
+        if fill.cause not in AT_MARK:
             sums[fill.symbol] = sums.get(fill.symbol, Taken()).plus(fill.side, Take(fill.at, fill.quantity))
     return sums
 

@@ -34,6 +34,7 @@ from trader.exchange.domain.ledger import (
 )
 from trader.exchange.domain.matching import Execution, fees_of, gone_from, rate_of, split, totals, walk
 from trader.exchange.domain.orders import (
+    AT_MARK,
     CLOSING_SIDE,
     AnswerFill,
     Cause,
@@ -154,9 +155,7 @@ class AccountUpdate:
     def is_beyond_rescue(self) -> bool:
         """Whether equity is so far below maintenance that a liquidator takes over the positions."""
         account, backstop = self.account(), self.rules.liquidation.backstop
-        return backstop is not None and equity(account, self.marks) < backstop * maintenance(
-            account, self.marks, self.rules.markets
-        )
+        return equity(account, self.marks) < backstop * maintenance(account, self.marks, self.rules.markets)
 
     def set_liquidating(self, liquidating: bool) -> None:
         """Begin or end a liquidation, if that is a change."""
@@ -218,7 +217,7 @@ class AccountUpdate:
         self._close(position, side, executions, Cause.LIQUIDATION, NO_TERMS, maker=False, is_taken_over=True)
 
     def _fee_rate(self, symbol: str, cause: Cause, *, maker: bool) -> Decimal:
-        return ZERO if cause is Cause.RESET else self.rules.fee_rate(symbol, maker=maker)
+        return ZERO if cause in AT_MARK else self.rules.fee_rate(symbol, maker=maker)
 
     def _open(
         self, symbol: str, side: OrderSide, executions: Sequence[Execution], cause: Cause, terms: Terms, *, maker: bool

@@ -25,8 +25,6 @@ class HaltCause(StrEnum):
     HOURLY_BOUND = "hourly bound"
 
 
-_HALTED: Final = "trading is halted"
-
 LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
 """The causes that are loss limits."""
 
@@ -132,12 +130,7 @@ def refusal_to_open(halts: Iterable[Halt], account_id: str) -> str | None:
     halt = next((halt for halt in halts if halt.covers(account_id)), None)
     if halt is None:
         return None
-    return f"{_HALTED} for {scope(halt.account_id)} ({halt.cause}: {halt.reason}); only reducing is allowed"
-
-
-def is_of_halt(reason: str | None) -> bool:
-    """Return whether a halt refused the order, rather than the market or the account."""
-    return reason is not None and reason.startswith(_HALTED)
+    return f"trading is halted for {scope(halt.account_id)} ({halt.cause}: {halt.reason}); only reducing is allowed"
 
 
 def may_open(account: Account, *orders: Order) -> bool:

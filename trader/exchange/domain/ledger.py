@@ -12,13 +12,14 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.money import ZERO
 from trader.exchange.domain.account import Account, Position, RestingOrder, Run, Trade
 from trader.exchange.domain.orders import ExitPlan, Fill, FundingPayment, InsurancePayment, Order, OrderAnswer
 from trader.exchange.domain.venue_orders import SentOrder, VenueFill
 from trader.market.domain.markets import Market
 
 RateOfHour = Callable[[str, datetime], Decimal]
-"""The hourly funding rate of a market at an hour boundary."""
+"""The funding rate due at an hour boundary, per hour of the market's interval; zero if nothing is due."""
 
 MarkAt = Callable[[str, datetime], Decimal]
 """The mark of a market at an hour boundary."""
@@ -39,15 +40,16 @@ class Liquidation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Each step closes a `part` of a position, or all of it up to a notional of `whole_up_to` (None: below 10 × the
     market's minimum), until equity is above `until` × maintenance. After a step that left a part, steps close whole
-    positions for `cooldown_s` seconds. When equity is below `backstop` × maintenance after the step of an update, a
-    liquidator takes over all positions at their marks, and what is left of equity (None: nobody does).
+    positions for `cooldown_s` seconds. When equity is below `backstop` × maintenance after the step of an update, or no
+    book has anything left for the step, a liquidator takes over all positions at their marks, and what is left of
+    equity.
     """
 
     part: Decimal = Decimal("0.25")
     whole_up_to: Decimal | None = None
     until: Decimal = Decimal("1.1")
     cooldown_s: int = 0
-    backstop: Decimal | None = None
+    backstop: Decimal = ZERO
 
 
 class ExchangeRules(msgspec.Struct, frozen=True):

@@ -67,6 +67,12 @@ class Cause(StrEnum):
     LIQUIDATION = "liquidation"
     RESET = "reset"
     OPERATOR = "operator"
+    ENDED = "ended"
+    """The market ended."""
+
+
+AT_MARK = frozenset({Cause.RESET, Cause.ENDED})
+"""The causes of fills at the mark, without a book and without fees."""
 
 
 class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

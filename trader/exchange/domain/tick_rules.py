@@ -1,8 +1,9 @@
 """Tick rules of the paper exchange: how an update of the markets changes an account.
 
 A tick is applied in this order: funding, resting orders that it trades through, liquidation, exit plans. Liquidation
-precedes exit plans, which wait until it ends, because the margin engine takes over an account the moment its equity is
-gone; resting orders precede both because the price passed them on its way.
+precedes exit plans because the margin engine takes over an account the moment its equity is gone; resting orders
+precede both because the price passed them on its way. Nothing waits for a better price: a liquidation's step and a
+trigger that has fired meet the first book there is.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from trader.core.money import ZERO, ceil_to
+from trader.core.money import ZERO, ceil_to, floor_to
 from trader.exchange.domain.account import (
     Account,
     Marks,
@@ -62,8 +63,10 @@ def apply_tick(account: Account, moment: Moment, rules: ExchangeRules, rate_of_h
     _fill_resting(update, moment)
     liquidate(update, moment, rate_of_hour, moment.updated)
     for symbol, position in sorted(update.positions.items()):
-        if symbol in moment.updated and not update.liquidating:
+        if symbol in moment.updated:
             _exit_when_triggered(update, position, moment)
+    _leave_ended_markets(update, moment)
+    liquidate(update, moment, rate_of_hour, ())  # an exit may have cost what the other positions need
     update.write_off_when_flat()
     return update.posting() if update.has_changes else None
 
@@ -79,10 +82,15 @@ def fund_held(
         if symbols is not None and symbol not in symbols:
             continue
         position, every = update.positions[symbol], update.rules.funding_hours(symbol)
-        for boundary in hours_crossed(position.funded_until, update.at, every):
-            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
-            amount = -position.side.direction * position.quantity * mark * rate
-            position = update.book_funding(position, boundary, rate, amount, mark)
+        last = position.funded_until
+        for last in hours_crossed(position.funded_until, update.at, every):
+            if rate := rate_of_hour(symbol, last) * every:
+                mark = mark_at(symbol, last)
+                amount = -position.side.direction * position.quantity * mark * rate
+                position = update.book_funding(position, last, rate, amount, mark)
+        if position.funded_until < last:  # nothing was due at the last hours
+            update.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
+            update.next_sequence()
 
 
 def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
@@ -94,11 +102,14 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
         if symbol not in updated:
             continue
         touched = True
+        if _is_last(symbol, moment.at, rules):
+            return True
         boundary = last_boundary(at, rules.funding_hours(symbol))
         if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
-        if order.symbol in updated and _is_reached(order, quotes[order.symbol], rules):
+        symbol = order.symbol
+        if symbol in updated and (_is_reached(order, quotes[symbol], rules) or _is_last(symbol, moment.at, rules)):
             return True
     return touched and (account.liquidating or is_liquidable(account, marks, rules.markets, rules.liquidation.until))
 
@@ -177,30 +188,65 @@ def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | No
 def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Moment) -> None:
     """Close the whole position at market when its plan fires; what the book cannot take follows on later ticks.
 
-    The trigger's order meets the first book at or after the latency.
+    The trigger's order meets the first book at or after the latency. What that book cannot take is filled no better
+    than at the stop.
     """
     symbol = position.symbol
     cause = fired_trigger(position, moment.marks[symbol], update.at)
     if cause is None or (position.closing_at is not None and moment.at < position.closing_at):
         return
-    if position.closing is not None or not update.rules.latency:
+    has_fired = position.closing is not None
+    if has_fired or not update.rules.latency:
         side = CLOSING_SIDE[position.side]
         executions = update.take(moment.quotes[symbol], side, position.quantity)
+        if has_fired and position.closing_at is None:
+            executions = _at_best_at_the_stop(position, cause, executions, update.rules.markets[symbol].tick)
         if executions:
             update.execute(symbol, side, executions, cause)
+    due = None if has_fired or not update.rules.latency else update.at + update.rules.latency
     rest = update.positions.get(symbol)
-    if rest is not None and rest.closing is None:
-        due = update.at + update.rules.latency if update.rules.latency else None
+    if rest is not None and (rest.closing, rest.closing_at) != (cause.value, due):
         update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value, closing_at=due)
         update.next_sequence()
+
+
+def _at_best_at_the_stop(
+    position: Position, cause: Cause, executions: list[Execution], tick: Decimal
+) -> list[Execution]:
+    plan = position.exit_plan
+    stop = {Cause.STOP: plan.stop, Cause.INVALIDATION: plan.invalidation_price}.get(cause)
+    if stop is None:
+        return executions
+    is_long = position.is_long
+    stop = floor_to(stop, tick) if is_long else ceil_to(stop, tick)
+    return [each._replace(price=(min if is_long else max)(each.price, stop)) for each in executions]
+
+
+def _leave_ended_markets(update: AccountUpdate, moment: Moment) -> None:
+    """With a market's last tick, cancel its resting orders and close its position at the mark, without fees."""
+    ended = {symbol for symbol in moment.updated if _is_last(symbol, moment.at, update.rules)}
+    for order in [order for order in update.resting.values() if order.symbol in ended]:
+        update.cancel(order, "the market ended")
+    for symbol in sorted(ended & update.positions.keys()):
+        position = update.positions[symbol]
+        executions = [Execution(moment.marks[symbol], position.quantity)]
+        update.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.ENDED)
+    if ended and update.liquidating:
+        update.set_liquidating(update.is_liquidable)
+
+
+def _is_last(symbol: str, at: datetime, rules: ExchangeRules) -> bool:
+    ends_at = rules.markets[symbol].ends_at
+    return ends_at is not None and at >= ends_at
 
 
 def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, symbols: Container[str]) -> None:
     """If equity ≤ maintenance, cancel resting orders, then reduce positions, largest loss first, until equity is safe.
 
     Each of `symbols` gets one step. The next step follows with the market's next update, whether or not equity is above
-    maintenance by then, so that depth can return in between. A loss beyond equity is not written off here: open
-    positions may still recover it, or deepen it.
+    maintenance by then, so that depth can return in between. A liquidator takes over all positions at their marks, and
+    what is left of equity, if equity is too low, or if no book has anything left for a step: an account that has lost
+    everything does not live on for a rebound.
     """
     if not update.positions or not (update.liquidating or update.is_liquidable):
         return
@@ -211,16 +257,21 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, s
         return
     for order in list(update.resting.values()):
         update.cancel(order, "liquidation")
+    steps = []
     for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
-        if position.symbol in symbols and quote is not None and not quote.is_stale(moment.at) and update.is_liquidable:
-            _reduce(update, position, quote)
-    _take_over_if_beyond_rescue(update, moment, symbols)
+        if position.symbol not in symbols or quote is None or quote.is_stale(moment.at):
+            continue
+        if update.is_liquidable and update.equity() >= 0:
+            steps.append(_reduce(update, position, quote))
+    if (steps and not any(steps)) or update.is_beyond_rescue:
+        for symbol in sorted(update.positions):
+            update.take_over(symbol)
     update.set_liquidating(update.is_liquidable)
 
 
-def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
-    """Close a part of a position, or all of it, as far as the book allows."""
+def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> bool:
+    """Close a part of a position, or all of it, as far as the book allows; return whether it has anything left."""
     symbol, side, market = position.symbol, CLOSING_SIDE[position.side], update.rules.markets[position.symbol]
     rule, notional = update.rules.liquidation, position.notional(update.marks[symbol])
     is_small = notional < _SMALL * market.min_notional if rule.whole_up_to is None else notional <= rule.whole_up_to
@@ -233,16 +284,7 @@ def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
         update.execute(symbol, side, executions, Cause.LIQUIDATION)
         if not is_whole:
             update.partly_liquidated_at = update.at
-
-
-def _take_over_if_beyond_rescue(update: AccountUpdate, moment: Moment, symbols: Container[str]) -> None:
-    """Let a liquidator take over all positions if the step of this update has not kept equity above its limit."""
-    quotes = {symbol: moment.quotes.get(symbol) for symbol in update.positions}
-    is_step = any(symbol in symbols for symbol in quotes)
-    is_priced = all(quote is not None and not quote.is_stale(moment.at) for quote in quotes.values())
-    if is_step and is_priced and update.is_beyond_rescue:
-        for symbol in sorted(quotes):
-            update.take_over(symbol)
+    return bool(executions)
 
 
 # --- many ticks at once, when catching up ----------------------------------------------------------------------------
@@ -282,6 +324,8 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():
         reached, boundary = ranges.by_symbol[symbol], last_boundary(ranges.until, rules.funding_hours(symbol))
+        if _is_last(symbol, ranges.until, rules):
+            return False
         if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
             return False
         worst += position.unrealized(reached.lowest_mark if position.is_long else reached.highest_mark)
@@ -289,6 +333,8 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
     for order in account.resting:
         if order.symbol not in ranges.by_symbol:
             continue
+        if _is_last(order.symbol, ranges.until, rules):
+            return False
         reached = ranges.by_symbol[order.symbol]
         lowest, highest = reached.lowest_ask, reached.highest_bid
         if rules.limit_fills == "touch":

@@ -163,7 +163,7 @@ ORDER BY l.account_id, l.sequence
 SELECT_TAKEN = """
 SELECT f.account_id, f.symbol, f.side, f.created_at, sum(f.quantity) AS quantity
 FROM accounts a JOIN fills f ON f.account_id = a.id AND f.created_at > a.changed_at - $2::interval
-WHERE f.cause <> 'reset' AND ($1::text IS NULL OR a.id = $1)
+WHERE f.cause NOT IN ('reset', 'ended') AND ($1::text IS NULL OR a.id = $1)
 GROUP BY f.account_id, f.symbol, f.side, f.created_at
 ORDER BY f.account_id, f.symbol, f.side, f.created_at
 """

@@ -31,12 +31,12 @@ async def insert_halt(conn: Connection, halt: Halt) -> bool:
 
 
 SELECT_HALTS = """
-SELECT account_id, cause, reason, halted_by, halted_at FROM halts WHERE lifted_at IS NULL ORDER BY id
+SELECT account_id, cause, reason, halted_by, halted_at FROM halts WHERE lifted_at IS NULL OR $1::boolean ORDER BY id
 """
 
 
-async def select_halts(conn: Connection) -> list[Halt]:
-    """Return the halts in force, oldest first."""
+async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
+    """Return the halts in force, with `lifted` all that ever were, oldest first."""
     return [
         Halt(
             account_id=row["account_id"],
@@ -45,7 +45,7 @@ async def select_halts(conn: Connection) -> list[Halt]:
             by=row["halted_by"],
             at=row["halted_at"],
         )
-        for row in await conn.fetch(SELECT_HALTS)
+        for row in await conn.fetch(SELECT_HALTS, lifted)
     ]
 
 
@@ -195,6 +195,20 @@ async def update_command_withdrawn(conn: Connection, command_id: UUID, outcome: 
     """Withdraw a command that no service has started. Return False if one has."""
     done: str = await conn.execute(UPDATE_COMMAND_WITHDRAWN, command_id, outcome)
     return done.endswith(" 1")
+
+
+UPDATE_ALL_WITHDRAWN = """
+WITH withdrawn AS (
+    UPDATE commands SET finished_at = now(), outcome = $1 WHERE finished_at IS NULL
+    RETURNING id, verb, account_id, reason, asked_by, term, asked_at
+)
+SELECT id, verb, account_id, reason, asked_by, term FROM withdrawn ORDER BY asked_at, id
+"""
+
+
+async def update_all_withdrawn(conn: Connection, outcome: CommandOutcome) -> list[OperatorCommand]:
+    """Withdraw every unfinished command, begun or not, and return them."""
+    return [msgspec.convert(dict(row), OperatorCommand) for row in await conn.fetch(UPDATE_ALL_WITHDRAWN, outcome)]
 
 
 class CommandState(NamedTuple):

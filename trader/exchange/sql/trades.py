@@ -159,7 +159,6 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     confidence: Decimal | None
     opened_at: datetime
     closed_at: datetime
-    symbol: str
 
     @classmethod
     def of(cls, trade: Trade) -> "RunTrade":
@@ -169,7 +168,7 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG' AS is_long, o.confidence, o.opened_at,
-       o.closed_at, o.symbol
+       o.closed_at
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w
@@ -192,18 +191,15 @@ async def select_run_trades(
 
 
 class OpenPosition(NamedTuple):
-    """An open position, with the fields needed to compare its account with luck."""
+    """An open position, with the fields needed to bound the returns of its account."""
 
     account_id: str
-    symbol: str
-    is_long: bool
     entry_notional: Decimal
     opened_at: datetime
 
 
 SELECT_OPEN_POSITIONS = """
-SELECT account_id, symbol, side = 'LONG' AS is_long, entry_notional, opened_at FROM orders WHERE status = 'OPEN'
-ORDER BY account_id, symbol
+SELECT account_id, entry_notional, opened_at FROM orders WHERE status = 'OPEN' ORDER BY account_id, symbol
 """
 
 

@@ -125,7 +125,7 @@ def _load_sdk(name: str) -> Any:
     try:
         version = metadata.version("lighter-sdk")
     except metadata.PackageNotFoundError:
-        raise StartError("TRADING_MODE=live needs the venue's SDK: pip install 'trader[live]'") from None
+        raise StartError("TRADING_MODE=live needs the venue's SDK: pip install 'trader-service[live]'") from None
     if version != SDK_VERSION:
         raise StartError(f"TRADING_MODE=live needs lighter-sdk {SDK_VERSION}; {version} is installed")
     return importlib.import_module(f"lighter.{name}")

@@ -1,6 +1,6 @@
 """Markets, books, quotes, ticks and candles: the values of every market source."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from trader.core.clock import floor_time, iso
+from trader.core.errors import InvalidInput, Issue
 
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
@@ -41,7 +42,8 @@ class Market(msgspec.Struct, frozen=True):
 
     `maintenance_rate` and `leverage_max` apply up to the first of `tiers`, which ascend in notional and rate and
     descend in leverage. Fees (fractions of notional) and the funding interval in hours default to the exchange's where
-    they are None. `funding_rate` is hourly, for sources that have no rates.
+    they are None. `funding_rate` is hourly, for sources that have no rates. `begins_at` and `ends_at` are the times of
+    the first and last price of a market that a recording lists or ends within its span.
     """
 
     symbol: str
@@ -55,6 +57,12 @@ class Market(msgspec.Struct, frozen=True):
     maker_rate: Decimal | None = None
     funding_interval_h: int | None = None
     funding_rate: Decimal = PLAIN_FUNDING_RATE
+    begins_at: datetime | None = None
+    ends_at: datetime | None = None
+
+    def is_listed(self, at: datetime) -> bool:
+        """Return whether the market has begun and not ended."""
+        return (self.begins_at is None or at >= self.begins_at) and (self.ends_at is None or at < self.ends_at)
 
     def maintenance_lines(self) -> Iterator[tuple[Decimal, Decimal]]:
         """Yield (rate, deduction) for each tier. Maintenance is the largest notional × rate − deduction."""
@@ -171,6 +179,15 @@ def canonical_symbol(spelling: str) -> str:
     for suffix in _QUOTE_SUFFIXES:
         if symbol.endswith(suffix) and len(symbol) > len(suffix):
             return symbol.removesuffix(suffix)
+    return symbol
+
+
+def traded_symbol(spelling: str, markets: Collection[str]) -> str:
+    """Return the market that a request names. Raise `InvalidInput` if it is not one of these."""
+    symbol = canonical_symbol(spelling)
+    if symbol not in markets:
+        known = ", ".join(sorted(markets))
+        raise InvalidInput(Issue(("symbol",), f"{spelling!r} is not traded here; markets are {known}"))
     return symbol
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 from math import exp, log, sqrt
-from typing import Final, Literal
+from typing import Final
 
 from trader.market.domain.markets import Book, Calm, Level, Market, Quote
 from trader.market.sources.files import FileRow, Minutes
@@ -101,7 +101,7 @@ _STRESS_MIN: Final = 0.5
 _STRESS_MAX: Final = 100.0
 _RUN_S: Final = 5
 _RUN_BP: Final = 100
-"""After a price moves this far in this many seconds, the side that it moved toward is empty."""
+"""After a price moves this far in this many seconds, its book is at its thinnest."""
 
 DAY_MINUTES: Final = 1440
 
@@ -118,25 +118,19 @@ def stress(last_15: int, last_60: int, mark: int, usual_range: float) -> float:
     return min(max(_STRESS_MIN, float(move**_STRESS_POWER)), _STRESS_MAX)
 
 
-EmptySide = Literal["bids", "asks"]
-
-
-def empty_side(marks: Sequence[int]) -> EmptySide | None:
-    """Return which side of a book is empty after these marks, one per second with the current one last, or None.
-
-    After a fall there are no bids: nobody leaves orders in the way of a fast-moving price.
-    """
-    past, present = marks[-1 - _RUN_S :][0], marks[-1]
-    if abs(present - past) * 10_000 < _RUN_BP * past:
-        return None
-    return "bids" if present < past else "asks"
+def stress_after(marks: Sequence[int], usual_range: float) -> float:
+    """Return the stress after the marks of the last 61 seconds at most, one per second with the current one last."""
+    latest, present, past = marks[-16:], marks[-1], marks[-1 - _RUN_S :][0]
+    if abs(present - past) * 10_000 >= _RUN_BP * past:
+        return _STRESS_MAX
+    return stress(max(latest) - min(latest), max(marks) - min(marks), present, usual_range)
 
 
 class BookModel:
     """The quotes and books of one market as deterministic functions of its past prices and volumes.
 
     The spread grows with stress, and depth with its inverse. Above-usual volume deepens the book by at most half, and
-    below-usual volume thins it by at most half.
+    below-usual volume thins it by at most half; where nothing traded, the book is at its thinnest. No side is empty.
     """
 
     def __init__(self, grid: Grid, calm: Calm) -> None:
@@ -149,14 +143,16 @@ class BookModel:
     def symbol(self) -> str:
         return self._grid.market.symbol
 
-    def quote(self, at: datetime, mark: int, stress: float, busyness: float, empty: EmptySide | None = None) -> Quote:
+    def quote(self, at: datetime, mark: int, stress: float, busyness: float) -> Quote:
         """Return the quote around `mark` half ticks. `busyness`: root of the last minute's volume over the usual."""
+        if not busyness:
+            stress = _STRESS_MAX
         half_spread_bp = self._calm.half_spread_bp * stress + self._calm.surcharge_bp
         spread_ticks = max(1, round(half_spread_bp * mark / 10_000))
-        make_book = partial(self._book, stress, min(max(busyness, 0.5), 1.5), empty)
+        make_book = partial(self._book, stress, min(max(busyness, 0.5), 1.5))
         return self._grid.quote(at, mark, spread_ticks, make_book)
 
-    def _book(self, stress: float, busyness: float, empty: EmptySide | None, at: datetime, bid: int, ask: int) -> Book:
+    def _book(self, stress: float, busyness: float, at: datetime, bid: int, ask: int) -> Book:
         market, tick = self._grid.market, float(self._grid.market.tick)
         bp_ticks = (bid + ask) / 20_000
         scale = self._calm.depth * busyness / _CALM_BUSYNESS / stress / ((bid + ask) / 2 * tick)
@@ -166,9 +162,8 @@ class BookModel:
         sizes = [further - nearer for nearer, further in pairwise((0.0, *within))]
         places = [round(offset * bp_ticks) for offset in offsets_bp]
         steps = [max(1, further - nearer) for nearer, further in pairwise(places)] + [1]
-        bids = () if empty == "bids" else levels(market, bid, [-step for step in steps], sizes)
-        asks = () if empty == "asks" else levels(market, ask, steps, sizes)
-        return Book(market.symbol, at, bids, asks)
+        bids = levels(market, bid, [-step for step in steps], sizes)
+        return Book(market.symbol, at, bids, levels(market, ask, steps, sizes))
 
 
 class TrailingDay:
@@ -179,6 +174,7 @@ class TrailingDay:
         moves = (log(max(high - low, tick) / close) for high, low, close in prices)
         self._moves = array("d", accumulate(moves, initial=0.0))
         self._roots = array("d", accumulate(map(sqrt, minutes.volume), initial=0.0))
+        self._minutes = minutes
 
     def usual_range(self, place: int) -> float:
         """Return the geometric mean of the ranges relative to the price; 0 if there is no earlier minute."""
@@ -186,10 +182,18 @@ class TrailingDay:
         return exp((self._moves[place] - self._moves[begin]) / (place - begin)) if place else 0.0
 
     def busyness(self, place: int) -> float:
-        """Return the square root of the previous minute's volume, relative to its mean over the day."""
+        """Return the square root of the previous minute's volume, relative to its mean over the day.
+
+        It is 0 in a minute without trades and in the first one after a pause, and 1 in the first of all.
+        """
+        minute, volume = self._minutes.minute, self._minutes.volume
+        if not volume[place] or (place and minute[place - 1] != minute[place] - 1):
+            return 0.0
+        if not place:
+            return 1.0
         begin = max(0, place - DAY_MINUTES)
-        usual = (self._roots[place] - self._roots[begin]) / (place - begin) if place else 0.0
-        return (self._roots[place] - self._roots[place - 1]) / usual if usual else 1.0
+        usual = (self._roots[place] - self._roots[begin]) / (place - begin)
+        return (self._roots[place] - self._roots[place - 1]) / usual if usual else 0.0
 
 
 class CandlePath:
@@ -207,10 +211,8 @@ class CandlePath:
 
     def quote(self, second: int, at: datetime) -> Quote:
         now = self._begin + second
-        last_15, last_60 = self._marks[max(0, now - 15) : now + 1], self._marks[max(0, now - 60) : now + 1]
-        mark = self._marks[now]
-        tension = stress(max(last_15) - min(last_15), max(last_60) - min(last_60), mark, self._usual_range)
-        return self._model.quote(at, mark, tension, self._busyness, empty_side(last_15))
+        marks = self._marks[max(0, now - 60) : now + 1]
+        return self._model.quote(at, marks[-1], stress_after(marks, self._usual_range), self._busyness)
 
 
 def marks_of_candle(grid: Grid, row: FileRow) -> list[int]:

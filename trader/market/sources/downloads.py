@@ -11,6 +11,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 import aiohttp
 
 from trader.core.errors import MarketDataError
+from trader.core.files import SMALL_BYTES_MAX, open_appending, open_regular, read_regular
 from trader.market.sources.published import month_name
 
 BASE_URL: Final = "https://data.binance.vision"
@@ -141,7 +142,7 @@ class Downloader:
 
 def _read_checksum(path: Path, name: str) -> str:
     """Return the SHA-256 that a checksum file lists for a name."""
-    text = path.read_text(encoding="ascii", errors="replace").strip()
+    text = read_regular(path, SMALL_BYTES_MAX).decode("ascii", errors="replace").strip()
     line = re.fullmatch(r"([0-9a-f]{64}) [ *](\S+)", text)
     if line is None or line[2] != name:
         raise MarketDataError(f"{path}: expected a SHA-256 and the name {name}, got {text[:100]!r}. Remove the file.")
@@ -149,7 +150,7 @@ def _read_checksum(path: Path, name: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -157,5 +158,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _open(path: Path, mode: Literal["ab", "wb"]) -> AbstractContextManager[BinaryIO]:
-    return path.open(mode)
+def _open(part: Path, mode: Literal["ab", "wb"]) -> AbstractContextManager[BinaryIO]:
+    if mode == "wb":
+        part.unlink(missing_ok=True)
+    return open_appending(part)

@@ -10,18 +10,18 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
 from io import TextIOWrapper
 from math import isfinite, nan
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn, TextIO
+from typing import IO, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
-from trader.core.money import divide
+from trader.core.files import open_regular
 from trader.market.domain.markets import canonical_symbol
 
 _COLUMN_COUNTS: Final = (6, 12)
@@ -43,6 +43,20 @@ _US_MIN: Final = 10**14
 
 _LINE_MAX: Final = 65_536
 """Characters per line. A compressed file without line breaks could otherwise take a thousand times as much memory."""
+
+
+_BLANK_MAX: Final = 1_000
+"""Empty lines at the end of a file."""
+
+_CANDLES_MAX: Final = 20_000_000
+"""Rows of one file: 38 years of minutes."""
+
+
+class PublishedRate(NamedTuple):
+    """A published funding rate of a whole interval, in hours."""
+
+    rate: Decimal
+    interval: int
 
 
 class FileRow(NamedTuple):
@@ -145,12 +159,9 @@ def _is_unpacked(path: Path) -> bool:
     return path.suffix == ".zip" and path.with_suffix(".csv").is_file()
 
 
-def read_funding(paths: list[Path]) -> dict[int, Decimal]:
-    """Return the hourly rate for each hour since 1970 that one market's files cover.
-
-    A published rate is spread evenly over the hours of its interval, from its publication on: nobody knows it earlier.
-    """
-    rates: dict[int, Decimal] = {}
+def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
+    """Return the published rates of one market's files by hour since 1970. An hour with two rates is rejected."""
+    rates: dict[int, PublishedRate] = {}
     for path in paths:
         last_hour: int | None = None
         for number, line in _lines(path):
@@ -162,20 +173,22 @@ def read_funding(paths: list[Path]) -> dict[int, Decimal]:
                     _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
                 continue
             try:
-                hour, interval, rate = _funding_row(fields)
+                hour, published = _funding_row(fields)
             except ValueError as error:
                 _refuse(path, number, str(error))
             if last_hour is not None and hour <= last_hour:
                 _refuse(path, number, "its time is not after the previous row's")
+            if hour in rates:
+                _refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
             last_hour = hour
-            rates.update(dict.fromkeys(range(hour, hour + interval), divide(rate, Decimal(interval))))
+            rates[hour] = published
         if last_hour is None:
             _refuse(path, 1, "no funding rates")
     return rates
 
 
-def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
-    """Return the hour since 1970, the interval in hours and the rate. Raise `ValueError` with the reason."""
+def _funding_row(fields: list[str]) -> tuple[int, PublishedRate]:
+    """Return the hour since 1970 and the rate published for it. Raise `ValueError` with the reason."""
     hour, late = divmod(_time(fields[0])[0], 60)
     if late > _FUNDING_LATE:
         raise ValueError(f"the time {fields[0]} is not on the hour")
@@ -185,7 +198,7 @@ def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
     rate = Decimal(fields[2].strip())
     if abs(rate) > _RATE_MAX:
         raise ValueError(f"the rate {rate} is beyond ±{_RATE_MAX}")
-    return hour, int(fields[1]), rate
+    return hour, PublishedRate(rate, int(fields[1]))
 
 
 def read_market(paths: list[Path]) -> Minutes:
@@ -227,6 +240,8 @@ def read_file(path: Path) -> Minutes:
         has_neighbours = has_neighbours or row.minute - 1 == last_minute
         last_minute = row.minute
         minutes.append(row)
+        if len(minutes) > _CANDLES_MAX:
+            _refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
     if not minutes:
         _refuse(path, 1, "no candles")
     if len(minutes) > 1 and not has_neighbours:
@@ -246,7 +261,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     _refuse(path, number, f"has over {_LINE_MAX} characters")
                 if not line.strip():
                     blank = blank or number
-                    continue
+                    if number - blank < _BLANK_MAX:
+                        continue
                 if blank is not None:
                     _refuse(path, blank, "an empty line")
                 yield number, line.rstrip("\n")
@@ -259,19 +275,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 @contextmanager
 def _text(path: Path) -> Iterator[TextIO]:
     """Open a file as text, unpacking it if needed."""
-    if path.suffix != ".zip":
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8-sig", newline=None) as file:
-            yield file
-        return
-    with ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) != 1:
-            _refuse(path, 1, f"{len(members)} files in the archive instead of one")
-        if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-            _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
-        with archive.open(members[0]) as member:
-            yield TextIOWrapper(member, encoding="utf-8-sig", newline=None)
+    with ExitStack() as stack:
+        packed = stack.enter_context(open_regular(path))
+        unpacked: IO[bytes] = packed
+        if path.suffix == ".gz":
+            unpacked = cast("IO[bytes]", stack.enter_context(gzip.open(packed)))
+        elif path.suffix == ".zip":
+            archive = stack.enter_context(ZipFile(packed))
+            members = archive.infolist()
+            if len(members) != 1:
+                _refuse(path, 1, f"{len(members)} files in the archive instead of one")
+            if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
+            unpacked = stack.enter_context(archive.open(members[0]))
+        yield TextIOWrapper(unpacked, encoding="utf-8-sig", newline=None)
 
 
 def _row(fields: list[str]) -> FileRow:

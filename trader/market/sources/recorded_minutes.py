@@ -59,7 +59,7 @@ class RecordedMinutes(ABC):
             marks,
             before=self.marks_at(place - 1) if follows else (),
             usual_range=self._trailing_day.usual_range(place),
-            busyness=self._trailing_day.busyness(place) if follows else 1.0,
+            busyness=self._trailing_day.busyness(place),
         )
 
 

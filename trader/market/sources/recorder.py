@@ -14,13 +14,16 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from io import BufferedWriter
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from trader.core.clock import floor_time
 from trader.core.errors import MarketDataError, StartError
+from trader.core.files import open_regular
+from trader.core.money import require_figure
 from trader.market.domain.markets import Book, Candle, Interval, Level, Market, Quote, Tick
 from trader.market.sources.source import MarketSource
 
@@ -32,6 +35,7 @@ LEVELS: Final = 10
 LINE_BYTES_MAX: Final = 16 * 2**20
 """Longer lines are refused: a compressed one-line file could take a thousand times as much memory."""
 
+_LINES_MAX: Final = 4_000_000
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -54,7 +58,7 @@ class RecordedLine(msgspec.Struct, omit_defaults=True, frozen=True, gc=False, fo
     books at `at`, and `candles` the closed candles that were requested.
     """
 
-    at: datetime
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
     begins: bool = False
     quotes: dict[str, EncodedQuote] = {}
     rules: dict[str, Market] = {}
@@ -256,16 +260,33 @@ def read_hour(paths: Sequence[Path]) -> list[RecordedLine]:
 def read_lines(path: Path) -> Iterator[RecordedLine]:
     """Yield the complete lines of a file; a killed process may leave a truncated last line. Raise `MarketDataError`."""
     for number, text in enumerate(_texts(path), start=1):
+        if number > _LINES_MAX:
+            raise MarketDataError(f"{path} has more than {_LINES_MAX:,} lines, too many for an hour")
         try:
-            yield _line_decoder.decode(text)
-        except msgspec.DecodeError as error:
+            line = _line_decoder.decode(text)
+            _check(line)
+            yield line
+        except (ValueError, RecursionError) as error:  # includes errors of msgspec
             raise MarketDataError(f"{path}, line {number}: {error}") from error
+
+
+def _check(line: RecordedLine) -> None:
+    """Raise `ValueError` for a figure with which nothing can be computed; JSON numbers have no end."""
+    figures = [*line.rates.values()]
+    for quote in line.quotes.values():
+        figures += (quote.mark, quote.bid, quote.ask)
+    for market in line.rules.values():
+        figures += (market.min_notional, market.maintenance_rate, market.funding_rate)
+        if not (market.leverage_max > 0 and all(each.is_finite() and each > 0 for each in (market.tick, market.lot))):
+            raise ValueError(f"the rules of {market.symbol} lack a tick, a lot or leverage")
+    for figure in figures:
+        require_figure(figure)
 
 
 def _texts(path: Path) -> Iterator[bytes]:
     unpacker, rest = zlib.decompressobj(wbits=_GZIP), b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := unpacker.unconsumed_tail or file.read(_CHUNK):
                 *whole, rest = (rest + unpacker.decompress(chunk, _CHUNK)).split(b"\n")
                 yield from whole
@@ -278,9 +299,14 @@ def _texts(path: Path) -> Iterator[bytes]:
 
 
 def decode_book(symbol: str, at: datetime, quote: EncodedQuote, deeper: Mapping[str, tuple[msgspec.Raw, ...]]) -> Book:
-    """Return the book of a recorded quote."""
-    bids, asks = _levels_decoder.decode(quote.bids), _levels_decoder.decode(quote.asks)
-    if symbol in deeper:
-        more_bids, more_asks = (_levels_decoder.decode(side) for side in deeper[symbol])
-        bids, asks = bids + more_bids, asks + more_asks
+    """Return the book of a recorded quote. Raise `MarketDataError`."""
+    sides = [(quote.bids, quote.asks), *([deeper[symbol]] if symbol in deeper else [])]
+    try:
+        bids, asks = (
+            tuple(chain.from_iterable(map(_levels_decoder.decode, side))) for side in zip(*sides, strict=True)
+        )
+        for figure in chain.from_iterable(bids + asks):
+            require_figure(figure)
+    except ValueError as error:  # includes errors of msgspec
+        raise MarketDataError(f"the recorded book of {symbol} at {at} cannot be read: {error}") from None
     return Book(symbol, at, bids, asks)

@@ -5,6 +5,7 @@ triggers and liquidation see what the market saw, although its true path is unkn
 """
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,8 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from trader.core.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
 from trader.core.errors import MarketDataError, MarketUnavailable, StartError
+from trader.core.money import ZERO, divide
 from trader.market.domain.markets import (
     INTERVALS,
     SIMULATED_MARKETS,
@@ -26,11 +30,20 @@ from trader.market.domain.markets import (
     Tick,
 )
 from trader.market.sources.books import CLOSE_S
-from trader.market.sources.files import Minutes, find_files, find_funding_files, read_funding, read_market
+from trader.market.sources.files import (
+    Minutes,
+    PublishedRate,
+    find_files,
+    find_funding_files,
+    read_funding,
+    read_market,
+)
 from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
+
+log = logging.getLogger("trader.market")
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -43,8 +56,8 @@ _TICKS_MIN: Final = 100
 class ReplaySource:
     """Replays the candles of a folder or file at `speed` times real time; 0 is as fast as the service processes them.
 
-    Funding files are read from `funding_place`, or from the folder of the candles; without them the hourly rate is
-    `plain_rate`, or the rate of each market's row.
+    Funding files are read from `funding_place`, or from the folder of the candles. A market with a file pays each
+    published rate once, at the hour of its publication, and nothing else; the others pay `plain_rate` or their row's.
     """
 
     name = "replay"
@@ -69,14 +82,14 @@ class ReplaySource:
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
-        self.rows = chosen_rows(symbols, rows)
+        self.rows = dict(chosen_rows(symbols, rows))
         self._leading = [symbol for symbol in rows if symbol in symbols]
         """The markets in row order; the first ones lead the paths of the others."""
         self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
         self._recordings: dict[str, Recording] = {}
-        self._funding: dict[str, Mapping[int, Decimal]] = {}
+        self._funding: dict[str, Mapping[int, PublishedRate]] = {}
         self._first_minute = 0
         self._last_second = 0
         self._begin = 0
@@ -89,6 +102,12 @@ class ReplaySource:
                 f"{self._place} has candles of {', '.join(files)} but not of {', '.join(missing)}; "
                 "set MARKETS to the markets to trade"
             )
+        for symbol, paths in find_funding_files(self._funding_place).items():
+            if symbol in self.markets:
+                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
+        for symbol in self._funding:  # it is due at whatever hours have a rate
+            rules = msgspec.structs.replace(self.rows[symbol].rules, funding_interval_h=1)
+            self.rows[symbol] = self.rows[symbol]._replace(rules=rules)
         recordings: dict[str, Recording] = {}
         for symbol in self._leading:
             row = self.rows[symbol]
@@ -100,10 +119,8 @@ class ReplaySource:
                 )
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
         self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
-        for symbol, paths in find_funding_files(self._funding_place).items():
-            if symbol in self.markets:
-                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
         self._set_range()
+        self._note_listings()
         if self.seed is not None:
             self.use_seed(self.seed)
 
@@ -119,10 +136,8 @@ class ReplaySource:
 
     def _set_range(self) -> None:
         recordings = self._recordings.values()
-        self._first_minute = max(recording.minutes.minute[0] for recording in recordings)
-        last_minute = min(recording.minutes.minute[-1] for recording in recordings)
-        if self._first_minute > last_minute:
-            raise StartError(f"{self._place}: the markets {', '.join(self.markets)} have no time in common")
+        self._first_minute = min(recording.minutes.minute[0] for recording in recordings)
+        last_minute = max(recording.minutes.minute[-1] for recording in recordings)
         first, last = moment_of(self._first_minute * 60), moment_of(last_minute * 60 + CLOSE_S)
         warm_up = _WARM_UP if last - first >= _WARM_UP_FROM else timedelta(0)
         begin = self._wanted_start or first + warm_up
@@ -141,6 +156,25 @@ class ReplaySource:
         self._begin = epoch_second(begin)
         self._last_second = self._last_pushed(epoch_second(end))
         self.ends_at = moment_of(self._last_second)
+
+    def _note_listings(self) -> None:
+        """Give the markets that begin or end within the span their times. Raise `StartError` for one without prices."""
+        for symbol, recording in self._recordings.items():
+            first, last = recording.minutes.minute[0] * 60, recording.minutes.minute[-1] * 60 + CLOSE_S
+            begins_at = moment_of(first) if first > self._begin else None
+            ends_at = moment_of(last) if last < self._last_second else None
+            if first > self._last_second or last < self._begin:
+                raise StartError(
+                    f"{self._place}: {symbol} has candles from {iso(moment_of(first))} to {iso(moment_of(last))}, and "
+                    f"none from {iso(moment_of(self._begin))} to {iso(moment_of(self._last_second))}"
+                )
+            rules = msgspec.structs.replace(self.rows[symbol].rules, begins_at=begins_at, ends_at=ends_at)
+            self.rows[symbol] = self.rows[symbol]._replace(rules=rules)
+            if begins_at is not None:
+                log.warning("%s begins within the replay, at %s", symbol, iso(begins_at))
+            if ends_at is not None:
+                log.warning("%s ends within the replay, at %s: its positions are then closed", symbol, iso(ends_at))
+        self.markets = {symbol: row.rules for symbol, row in self.rows.items()}
 
     def _last_pushed(self, second: int) -> int:
         """Return the last second up to `second` that has a tick: REPLAY_END may lie within a gap."""
@@ -222,14 +256,20 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        known = self.known_funding_rate(symbol, boundary)
-        return self.plain_rate(symbol) if known is None else known
+        if symbol not in self._funding:
+            return self.plain_rate(symbol)
+        published = self._funding[symbol].get(epoch_second(boundary) // 3600)
+        return ZERO if published is None else published.rate
 
     def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600)
+        rates, hour = self._funding.get(symbol, {}), epoch_second(boundary) // 3600
+        for since, published in ((back, rates.get(hour - back)) for back in range(24)):
+            if published is not None:
+                return divide(published.rate, Decimal(published.interval)) if since < published.interval else None
+        return None
 
     def plain_rate(self, symbol: str) -> Decimal:
-        """Return the hourly funding rate of a market for hours that no file covers."""
+        """Return the hourly funding rate of a market without a funding file."""
         return self.markets[symbol].funding_rate if self._plain_rate is None else self._plain_rate
 
     def open_interest(self, symbol: str) -> Decimal | None:

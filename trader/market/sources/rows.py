@@ -3,7 +3,6 @@
 A preset has tick, lot, minimum, leverage and maintenance tiers as its venue publishes them.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from trader.core.errors import StartError
+from trader.core.files import SMALL_BYTES_MAX, read_regular
 from trader.core.money import from_number
 from trader.market.domain.markets import (
     PLAIN_FUNDING_RATE,
@@ -26,6 +26,7 @@ from trader.market.domain.markets import (
 )
 from trader.settings.forms import BPS_DECIMALS_MAX
 from trader.settings.presets import PRESET_VENUES, PresetVenue
+from trader.settings.toml_lines import decode_toml
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 Rate = Annotated[float, Meta(gt=0, lt=1)]
@@ -104,7 +105,7 @@ def read_rows(path: Path | None) -> Mapping[str, SimulatedMarket]:
         return {}
     rows: dict[str, SimulatedMarket] = {}
     try:
-        for row in msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).markets:
+        for row in msgspec.convert(decode_toml(read_regular(path, SMALL_BYTES_MAX)), _File).markets:
             if row.symbol in SIMULATED_MARKETS or row.symbol in rows:
                 raise ValueError(f"{row.symbol} already exists; a markets file adds further markets")
             rows[row.symbol] = row.market()

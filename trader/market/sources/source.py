@@ -72,11 +72,14 @@ class MarketSource(Protocol):
         ...
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        """Return the hourly rate due at `boundary`, a whole hour; longs pay a positive rate."""
+        """Return the rate per hour of the market's funding interval that is due at `boundary`, a whole hour.
+
+        Longs pay a positive rate. Zero: nothing is due then.
+        """
         ...
 
     def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        """Return the hourly rate that the source has recorded for `boundary`; None if it has none."""
+        """Return the hourly rate in force at `boundary`, as recorded by the source; None if it has none."""
         ...
 
     def open_interest(self, symbol: str) -> Decimal | None:

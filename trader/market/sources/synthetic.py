@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import pairwise
 from math import exp, log, sqrt
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from trader.market.domain.markets import (
     SimulatedMarket,
     Tick,
 )
-from trader.market.sources.books import BookModel, Grid, HalfTickCandle, empty_side, stress
+from trader.market.sources.books import BookModel, Grid, HalfTickCandle, stress_after
 from trader.market.sources.path import HOUR_S, KNOT_S, KNOTS, Paths
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
@@ -143,15 +142,6 @@ def aggregate(candles: Iterable[Candle], interval: Interval) -> list[Candle]:
     return joined
 
 
-class PastParts(NamedTuple):
-    """The parts from which another process rebuilds a past of the synthetic market."""
-
-    seed: int | None
-    symbols: Sequence[str]
-    rows: Mapping[str, SimulatedMarket]
-    span: range
-
-
 class SyntheticPast(SyntheticSource):
     """The seconds of `span` of the synthetic market, for a backtest."""
 
@@ -160,12 +150,6 @@ class SyntheticPast(SyntheticSource):
     ) -> None:
         super().__init__(seed, symbols, rows)
         self.span = span
-
-    @property
-    def parts(self) -> PastParts:
-        return PastParts(
-            None if self.seed is None else self.seed.value, tuple(self.markets), dict(self._rows), self.span
-        )
 
     @property
     def recordings(self) -> Mapping[str, "MarketMaker"]:
@@ -209,12 +193,9 @@ class MarketMaker:
         marks = self._prices(hour)[max(0, place - 60) : place + 1]
         if place < 60:
             marks = self._prices(hour - 1)[place - 60 :] + marks
-        latest = marks[-16:]
         earlier, minute = divmod(second // 60 - 1, 60)
-        tension = stress(max(latest) - min(latest), max(marks) - min(marks), marks[-1], self._usual_range(hour))
-        return self._model.quote(
-            moment_of(second), marks[-1], tension, self._busyness(earlier)[minute], empty_side(latest)
-        )
+        tension = stress_after(marks, self._usual_range(hour))
+        return self._model.quote(moment_of(second), marks[-1], tension, self._busyness(earlier)[minute])
 
     def _day_range(self, hour: int) -> float:
         """Return the geometric mean of the minute ranges of the preceding 24 hours, relative to the price."""

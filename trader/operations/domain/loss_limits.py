@@ -141,7 +141,7 @@ def breach(baseline: LossBaseline, limits: LossThresholds) -> Breach | None:
     ):
         if limit is None or start is None or start <= 0:
             continue
-        lost = start - baseline.last
+        lost = start - max(ZERO, baseline.last)
         if 100 * lost >= limit * start:
             percent = divide(100 * lost, start)
             fall = f"equity {baseline.last:.2f} is {percent:.2f} % below {start:.2f}, {name}"

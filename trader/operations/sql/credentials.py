@@ -57,6 +57,15 @@ async def update_credentials_revoked(conn: Connection, name: str, account_id: st
     return count
 
 
+# A restored one may have been created later than now, by another clock.
+UPDATE_ALL_REVOKED = "UPDATE credentials SET revoked_at = greatest(now(), created_at) WHERE revoked_at IS NULL"
+
+
+async def update_all_revoked(conn: Connection) -> None:
+    """Revoke every credential."""
+    await conn.execute(UPDATE_ALL_REVOKED)
+
+
 UPDATE_CREDENTIAL_LIMITS = """
 UPDATE credentials
 SET requests_per_minute = coalesce($2, requests_per_minute), decisions_per_minute = coalesce($3, decisions_per_minute),

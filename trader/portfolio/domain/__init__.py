@@ -1,1 +1,1 @@
-"""Statistics of equity series and trades: returns, intervals, evidence, luck, behavior, and season rules."""
+"""Statistics of equity series and trades: returns, intervals, evidence, behavior, and season rules."""

@@ -119,9 +119,10 @@ class BaselineState(TradingRecord, frozen=True, kw_only=True):
 def buy_every_market(
     account: Account, moment: Moment, rules: ExchangeRules, rate_of_hour: RateOfHour
 ) -> Iterator[Posting]:
-    """Yield the changes of the account as it buys every market with equal parts of its capital, without leverage."""
-    part = divide(account.run.initial_capital * INVESTED, Decimal(len(rules.markets)))
-    for symbol, market in sorted(rules.markets.items()):
+    """Yield the changes of the account as it buys each listed market for an equal part of its capital, unleveraged."""
+    listed = {symbol: market for symbol, market in rules.markets.items() if market.is_listed(moment.at)}
+    part = divide(account.run.initial_capital * INVESTED, Decimal(len(listed)))
+    for symbol, market in sorted(listed.items()):
         price_with_fee = moment.quotes[symbol].ask * (1 + rules.fee_rate(symbol, maker=False))
         quantity = floor_to(divide(part, price_with_fee), market.lot)
         order = Order(account_id=account.id, symbol=symbol, side=OrderSide.BUY, quantity=quantity, leverage=ONE)

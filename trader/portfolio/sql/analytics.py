@@ -1,4 +1,4 @@
-"""SQL of analytics: current runs, their failed invocations, comparisons with luck, and what has changed in tables."""
+"""SQL of analytics: current runs, their failed invocations, and what has changed in tables."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,6 @@ from trader.agents.sql.models import FILLS_BY_HAND
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
-from trader.portfolio.domain.luck import Luck
 
 
 class InvocationTotals(NamedTuple):
@@ -35,9 +34,9 @@ class InvocationTotals(NamedTuple):
 class CurrentRun(NamedTuple):
     """A model's run with its invocations. `entrant` is the model's current one, with its part of the run.
 
-    `number` counts the runs of the account: a reset begins the next one. In a `season` (0: none), everything is of the
-    season: it starts with the season or later, with the account's equity then, and has no hours or trades from `until`
-    on. `leverage` is the account's largest before.
+    `number` counts the runs of the account: a reset begins the next one. In a season, everything is of the season: it
+    starts with the season or later, with the account's equity then, and has no hours or trades from `until` on.
+    `leverage` is the account's largest before.
     """
 
     model_id: str
@@ -47,7 +46,6 @@ class CurrentRun(NamedTuple):
     totals: InvocationTotals = InvocationTotals()
     entrant: EntrantRecord = NO_RECORD
     number: int = 1
-    season: int = 0
     until: datetime | None = None
     leverage: float = 1.0
 
@@ -363,62 +361,6 @@ async def select_past_entrants(
 ) -> list[PastEntrant]:
     """Return the entrants of the models in each of their runs in the hours from `since` to `until` (None: all)."""
     return [PastEntrant(**row) for row in await conn.fetch(SELECT_PAST_ENTRANTS, since, until)]
-
-
-class StoredLuck(NamedTuple):
-    """The comparison of an entrant in a run, at its last look."""
-
-    run_id: UUID
-    entrant: int
-    season: int
-    luck: Luck
-
-
-SELECT_LUCK = """
-SELECT l.run_id, l.entrant, l.season, l.hours, l.looks, l.traders, l.trades, l.return_percent, l.quantile_percent,
-       l.p_value, l.low_percent, l.median_percent, l.high_percent
-FROM luck l JOIN runs r ON r.id = l.run_id AND r.ended_at IS NULL
-ORDER BY l.run_id, l.entrant
-"""
-
-
-async def select_luck(conn: Connection) -> list[StoredLuck]:
-    """Return the comparisons of the current runs."""
-    rows = await conn.fetch(SELECT_LUCK)
-    return [StoredLuck(row["run_id"], row["entrant"], row["season"], part_of_row(row, Luck)) for row in rows]
-
-
-UPSERT_LUCK = """
-INSERT INTO luck (run_id, entrant, season, hours, looks, traders, trades, return_percent, quantile_percent, p_value,
-                  low_percent, median_percent, high_percent)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
-ON CONFLICT (run_id, entrant, season) DO UPDATE
-SET hours = excluded.hours, looks = excluded.looks, traders = excluded.traders, trades = excluded.trades,
-    return_percent = excluded.return_percent,
-    quantile_percent = excluded.quantile_percent, p_value = excluded.p_value, low_percent = excluded.low_percent,
-    median_percent = excluded.median_percent, high_percent = excluded.high_percent
-"""
-
-
-async def upsert_luck(conn: Connection, comparison: StoredLuck) -> None:
-    """Save a comparison, replacing the entrant's last one."""
-    luck = comparison.luck
-    await conn.execute(
-        UPSERT_LUCK,
-        comparison.run_id,
-        comparison.entrant,
-        comparison.season,
-        luck.hours,
-        luck.looks,
-        luck.traders,
-        luck.trades,
-        luck.return_percent,
-        luck.quantile_percent,
-        luck.p_value,
-        luck.low_percent,
-        luck.median_percent,
-        luck.high_percent,
-    )
 
 
 # Snapshots of a past hour no longer change.

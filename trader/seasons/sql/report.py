@@ -1,4 +1,4 @@
-"""SQL of season reports (current runs as of their last snapshots) and of bulk-written seasons."""
+"""SQL of season reports: the current runs as of their last snapshots."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -154,18 +154,3 @@ ORDER BY o.account_id, o.closed_at, o.id
 async def select_report_trades(conn: Connection) -> list[TradeOutcome]:
     """Return the completed trades of the current runs."""
     return [TradeOutcome(**row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]
-
-
-# The sums come from the rollup of the accounts, so this can be repeated at any time.
-UPSERT_ALL_VARIANT_HOURS = """
-INSERT INTO variant_hourly (hour, variant, total, count)
-SELECT h.hour, m.variant, sum(h.total), sum(h.count)
-FROM portfolio_hourly h JOIN models m ON m.id = h.account_id
-GROUP BY h.hour, m.variant
-ON CONFLICT (hour, variant) DO UPDATE SET total = excluded.total, count = excluded.count
-"""
-
-
-async def upsert_all_variant_hours(conn: Connection) -> None:
-    """Rebuild the hourly rollup of the variants from the accounts' rollup. No snapshots may be written meanwhile."""
-    await conn.execute(UPSERT_ALL_VARIANT_HOURS, timeout=SEASON_TIMEOUT_S)

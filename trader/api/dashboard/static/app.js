@@ -28,7 +28,7 @@ const PAGES = [
   ['conversations', 'Conversations'],
   ['system', 'System'],
 ]
-const { demo, exams, mode, market, public: isPublic, version } = document.body.dataset
+const { demo, mode, market, public: isPublic, version } = document.body.dataset
 
 const ICON = new URL('icon.svg', import.meta.url).href
 const restoreScroll = keepScroll()
@@ -75,7 +75,7 @@ function App() {
         navigator.clipboard?.writeText(location.href).then(() => {
           event.target.textContent = 'Link copied'
         })}>Copy link</button>
-      ${exams === 'on' && html`<a href="/exams">Exams</a>`}<a href="/api/docs">API reference</a>
+      <a href="/api/docs">API reference</a>
       <span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 

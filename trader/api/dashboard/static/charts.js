@@ -333,13 +333,13 @@ export function returnsOf(values) {
   return values.map(value => (value == null || first === undefined ? null : (100 * value) / first - 100))
 }
 
-/** Percent below the highest value so far. */
+/** Percent below the highest value so far, at most 100. */
 export function drawdownsOf(values) {
   let peak = -Infinity
   return values.map(value => {
     if (value == null) return null
     peak = Math.max(peak, value)
-    return peak > 0 ? (100 * value) / peak - 100 : 0
+    return peak > 0 ? (100 * Math.max(0, value)) / peak - 100 : 0
   })
 }
 

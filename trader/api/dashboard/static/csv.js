@@ -22,7 +22,8 @@ export function csvOf(columns, rows) {
 
 function quoted(value) {
   const text = String(value ?? '')
-  const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // not a formula in a spreadsheet
+  // a spreadsheet would execute it
+  const safe = /^[-=+@\t\r\n＝＋－＠]/.test(text) && isNaN(text) ? `'${text}` : text
   return `"${safe.replaceAll('"', '""')}"`
 }
 

@@ -114,12 +114,6 @@ function Qualities({ one, entry }) {
         title=${one.ranked ? 'share of its due cycles in which it decided' : 'under 95 %, so it is not ranked'}>${percent(one.coverage, 1)}</span>`,
     ],
     [
-      'Against luck',
-      one.luck
-        ? html`<span title=${luckOf(one.luck)}>above ${percent(one.luck.quantile, 0)}</span>`
-        : html`<span class="soft" title=${one.luckReason}>${one.luckReason}</span>`,
-    ],
-    [
       'Trained on the period',
       html`<span class=${`badge ${kind}`} title=${title}>${label}</span>${
         one.trainingCutoff
@@ -329,14 +323,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
         html`<span title=${visibleOf(of(one, 'holdNothing'))}>${capped(of(one, 'holdNothing')?.smallestDifference)}</span>`,
     },
     {
-      key: 'luck',
-      title: 'Above luck',
-      isOptional: true,
-      by: one => one.luck?.quantile,
-      csv: one => ({ 'Above luck, %': one.luck?.quantile }),
-      cell: one => html`<span title=${one.luckReason ?? luckOf(one.luck)}>${percent(one.luck?.quantile, 0)}</span>`,
-    },
-    {
       key: 'coverage',
       title: 'Coverage',
       className: 'wide',
@@ -388,11 +374,6 @@ const accountOf = one =>
   `the account since ${one.account.startedAt.slice(0, 10)}: ` +
   `${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ` +
   `${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
-
-/** How an entrant compares with random traders, in words. */
-const luckOf = luck =>
-  `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders ` +
-  `with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
 
 /** The smallest detectable difference from a reference, and when the observed one would be detectable, in words. */
 const visibleOf = found =>

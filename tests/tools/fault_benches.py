@@ -23,8 +23,9 @@ from support.sinks import Sinks, sinks
 from support.trading_provider import TradingProvider, trading_provider
 
 from trader.agents.sql.models import upsert_model
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.binaries import choose_binaries
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.portfolio.audit import audit

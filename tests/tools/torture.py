@@ -20,7 +20,8 @@ import aiohttp
 from support.process import ServiceProcess, run_command
 from support.waiting import becomes
 
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.core.ownership import EMBEDDED_FOLDER
+from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.pool import Database
 from trader.exchange.domain.account import Account
 from trader.exchange.sql.accounts import select_accounts

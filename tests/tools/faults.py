@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from support.fault_benches import Bench, opened
-from support.fault_list import FAULTS, Fault
+from tools.fault_benches import Bench, opened
+from tools.fault_list import FAULTS, Fault
 
 LOOK_EVERY_S: Final = 0.1
 TOLD_S: Final = 150.0

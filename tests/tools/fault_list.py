@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 import pytest
-from support.fault_benches import (
+from support.waiting import until
+from tools.fault_benches import (
     PASSWORD,
     Bench,
     ClockBench,
@@ -27,7 +28,6 @@ from support.fault_benches import (
     VenueBench,
     run_program,
 )
-from support.waiting import until
 
 from trader.database.embedded.server import SERVER_LOG
 

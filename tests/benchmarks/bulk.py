@@ -1,4 +1,4 @@
-"""Histories in bulk: months of many models in minutes, with simulated decisions.
+"""Histories in bulk for benchmarks: months of many models in minutes, with simulated decisions and exact books.
 
 Each process trades some of the models through the whole period, in one transaction, and copies their rows.
 """
@@ -7,7 +7,7 @@ import asyncio
 import multiprocessing
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,27 +17,33 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import asyncpg
 import msgspec
+from benchmarks.simulated_decisions import WIDE_LIMITS, InventedDecisions
 from msgspec.structs import replace
 
 from trader.agents.domain.entrants import FIRST
 from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.models import Model
 from trader.agents.entrants import Entrants
+from trader.agents.models_file import ModelEntry
 from trader.agents.payloads import Payload
 from trader.agents.record import InvocationRecord
 from trader.agents.sql.models import select_models
 from trader.backtest.accounts import ModelAccount
+from trader.backtest.history import history_database, past_of
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
-from trader.backtest.simulated_decisions import WIDE_LIMITS, InventedDecisions
-from trader.core.clock import floor_time, iso, moment_of
+from trader.commands.models_seed import Opening, create_models
+from trader.commands.progress import Progress
+from trader.composition.external import make_source, settle_seed
+from trader.core.clock import SystemClock, floor_time, iso, moment_of
 from trader.core.errors import StartError
 from trader.core.money import ZERO
+from trader.core.variant_id import VariantId
 from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
-from trader.database.pool import Database
+from trader.database.pool import Database, connect_alone
+from trader.database.schema import apply_schema, open_database
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting, merge
 from trader.exchange.protocol import rules_of
@@ -49,9 +55,10 @@ from trader.exchange.sql.accounts import (
 )
 from trader.exchange.sql.ledger import write_postings
 from trader.exchange.sql.ledger_rows import LedgerRow, request_row
-from trader.market.sources.synthetic import PastParts, SyntheticPast
+from trader.market.domain.markets import SimulatedMarket
+from trader.market.sources.rows import preset_rows
+from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
 from trader.portfolio.domain.histories import Snapshot
-from trader.seasons.sql.report import SEASON_TIMEOUT_S, upsert_all_variant_hours
 from trader.settings.settings import Settings
 
 CYCLE_MINUTES: Final = 13
@@ -61,6 +68,26 @@ BATCH: Final = 20_000
 """Number of snapshots buffered before they are copied."""
 
 MODELS_PER_PROCESS_MIN: Final = 4
+TIMEOUT_S: Final = 600.0
+
+LANGUAGE_MODELS: Final = (
+    ("DeepSeek", "deepseek/deepseek-chat"),
+    ("Qwen", "qwen/qwen3-max"),
+    ("GPT", "openai/gpt-5-mini"),
+    ("Claude", "anthropic/claude-sonnet"),
+    ("Gemini", "google/gemini-flash"),
+    ("Grok", "x-ai/grok-fast"),
+    ("Llama", "meta-llama/llama-4-maverick"),
+    ("Mistral", "mistralai/mistral-medium"),
+)
+
+# The sums come from the rollup of the accounts.
+UPSERT_ALL_VARIANT_HOURS: Final = """
+INSERT INTO variant_hourly (hour, variant, total, count)
+SELECT h.hour, m.variant, sum(h.total), sum(h.count)
+FROM portfolio_hourly h JOIN models m ON m.id = h.account_id
+GROUP BY h.hour, m.variant
+"""
 
 
 class Plan(NamedTuple):
@@ -68,30 +95,69 @@ class Plan(NamedTuple):
 
     dsn: str
     term: int
-    past: PastParts
+    seed: int
+    rows: Mapping[str, SimulatedMarket]
+    span: range
     rules: ExchangeRules
     cycle: int
     payloads_from: datetime
     accounts: tuple[tuple[Model, Account], ...]
 
 
-async def write_season(
+async def seed_season(
+    dsn: str, days: float, entries: Sequence[ModelEntry], *, cycle: int = CYCLE_MINUTES, shown: bool = True
+) -> None:
+    """Trade the last days of the synthetic market for these models, in a database without a history or a service."""
+    settings = Settings.load({"SNAPSHOT_RETENTION_DAYS": "365"}, None, demo=True)
+    source = make_source(settings)
+    assert isinstance(source, SyntheticSource)
+    end = floor_time(SystemClock().now(), timedelta(minutes=1))
+    start = end - timedelta(days=days)
+    progress = Progress(start, end)
+    async with open_database(dsn, of_any_version=True) as database:
+        await apply_schema(database)
+        async with database.transaction() as conn:
+            opening = Opening(settings.initial_capital, settings.quote_currency, settings.max_accounts, is_live=False)
+            await create_models(conn, entries, start, opening)
+    async with history_database(dsn) as database:
+        await settle_seed(source, database, is_written=True)
+        past = past_of(source, settings, start, end)
+        await _write_season(database, dsn, settings, past, cycle, progress.show if shown else lambda _: None)
+    progress.end()
+
+
+def language_models(count: int) -> list[ModelEntry]:
+    """Return inactive language models, spread over the variants: their history needs no key, but their trading does."""
+    entries = []
+    for number in range(count):
+        rank, place = divmod(number, len(VariantId))
+        variant = list(VariantId)[place]
+        rank, place = divmod(rank, len(LANGUAGE_MODELS))
+        name, router_model = LANGUAGE_MODELS[place]
+        model_id = f"{name.lower()}-{variant.lower()}"
+        if rank:
+            model_id, name = f"{model_id}-{rank + 1}", f"{name} {rank + 1}"
+        entries.append(
+            ModelEntry(
+                id=model_id, name=name, variant=variant, provider="openrouter", router_model=router_model, active=False
+            )
+        )
+    return entries
+
+
+async def _write_season(
     database: Database,
     dsn: str,
     settings: Settings,
     source: SyntheticPast,
     cycle: int,
     progress: Callable[[datetime], None],
-) -> str:
-    """Trade a history for all models whose accounts never traded. Return a line for the operator.
-
-    The database must have no history, and no service may use it. `progress` is called with the time reached.
-    """
+) -> None:
+    """Trade a history for all models. `progress` is called with the time reached."""
     start, end = moment_of(source.span.start), moment_of(source.span.stop - 1)
     async with database.transaction() as conn:
         accounts = await select_accounts(conn)
-        models = [model for model in await select_models(conn) if model.id in accounts]
-        pairs = [(model, accounts[model.id]) for model in models if accounts[model.id].sequence == 1]
+        pairs = [(model, accounts[model.id]) for model in await select_models(conn)]
         await ensure_partitions(conn, start, end)
         await upsert_service_state(conn, DatabaseIdentity(source.identity, "simulated"))
         term = await update_term(conn)
@@ -100,18 +166,21 @@ async def write_season(
         await entrants.answered(await entrants.enter(model, start), model.router_model_name, start)
     count = max(1, min(os.cpu_count() or 1, len(pairs) // MODELS_PER_PROCESS_MIN))
     rules, payloads_from = rules_of(settings, source.markets), end - timedelta(days=settings.snapshot_retention_days)
+    rows = preset_rows(settings.venue_preset, settings.markets_file)
+    rows = {symbol: rows[symbol] for symbol in source.markets}
+    assert source.seed is not None
+    seed = source.seed.value
     plans = [
-        Plan(dsn, term, source.parts, rules, cycle, payloads_from, tuple(pairs[number::count]))
+        Plan(dsn, term, seed, rows, source.span, rules, cycle, payloads_from, tuple(pairs[number::count]))
         for number in range(count)
     ]
     await _run(plans, lambda part: progress(start + (end - start) * part))
     marks = {symbol: quote.mark for symbol, quote in source.tick(source.span.stop - 1).quotes.items()}
     async with database.transaction() as conn:
-        await upsert_all_variant_hours(conn)
+        await conn.execute(UPSERT_ALL_VARIANT_HOURS, timeout=TIMEOUT_S)
         await update_processed_until(conn, term, AppliedTick(0, end), marks)
     async with database.connection() as conn:  # otherwise autovacuum does it later, competing with the first readers
-        await conn.execute("VACUUM (ANALYZE)", timeout=SEASON_TIMEOUT_S)
-    return f"The season from {iso(start)} to {iso(end)} is written."
+        await conn.execute("VACUUM (ANALYZE)", timeout=TIMEOUT_S)
 
 
 async def _run(plans: Sequence[Plan], progress: Callable[[float], None]) -> None:
@@ -145,12 +214,12 @@ def _write_alone(plan: Plan, progress: Callable[[float], None]) -> None:
 
 async def _write(plan: Plan, progress: Callable[[float], None]) -> None:
     """Trade a period for some models and write it, all or nothing. `progress` is called with the written share."""
-    market = await BacktestMarket.open(SyntheticPast(*plan.past), ())
+    market = await BacktestMarket.open(SyntheticPast(plan.seed, list(plan.rows), plan.rows, plan.span), ())
     accounts = [
         ModelAccount(model, InventedDecisions(model, market, plan.cycle), account, WIDE_LIMITS)
         for model, account in plan.accounts
     ]
-    conn = await asyncpg.connect(plan.dsn)
+    conn = await connect_alone(plan.dsn)
     try:
         async with conn.transaction():
             journal = BulkJournal(conn, plan.term, plan.payloads_from)
@@ -240,7 +309,7 @@ class BulkJournal:
         await self._copy(table, kind.__struct_fields__, map(msgspec.structs.astuple, structs))
 
     async def _copy(self, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-        await self._conn.copy_records_to_table(table, records=rows, columns=columns, timeout=SEASON_TIMEOUT_S)
+        await self._conn.copy_records_to_table(table, records=rows, columns=columns, timeout=TIMEOUT_S)
 
 
 class _Hour(msgspec.Struct):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from support.mutant_list import MUTANTS, Mutant
+from tools.mutant_list import MUTANTS, Mutant
 
 ROOT: Final = Path(__file__).parents[2]
 COPIED: Final = ("trader", "tests", "schema.sql", "pyproject.toml", "docs", "scripts")

@@ -1,0 +1,67 @@
+"""Tasks: how the service starts its tasks and ends them, so that none ends unnoticed.
+
+`start` is for work that ends, and `keep` for work that continues until it is canceled. All other tasks have an owner
+that awaits them: those of `app.py` and `composition/leadership.py` end the process with their error, so that its
+supervisor starts it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from trader.core.errors import TraderError
+
+T = TypeVar("T")
+
+RESTART_S: Final = 1.0
+"""Real seconds until work that was ended by a bug begins again."""
+
+log = logging.getLogger("trader")
+
+
+def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start work that ends; its failure is logged."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(log_failure)
+    return task
+
+
+def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    """Start work that continues until it is canceled; if a bug ends it, the bug is logged and the work begins again."""
+    return start(_keep(work, name), name)
+
+
+async def end(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel the tasks, and wait for their ends."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    if begun:
+        await asyncio.wait(begun)
+
+
+async def _keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    task = asyncio.current_task()
+    while True:
+        error: BaseException | None = None
+        try:
+            await work()
+        except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001 - work that continues must outlive any bug
+            error = caught
+        if task is None or task.cancelling():  # by its owner, not something that the work awaited
+            if error is not None:
+                raise error
+            return
+        log.error("%s ended by a bug; it begins again in %g s", name, RESTART_S, exc_info=error)
+        await asyncio.sleep(RESTART_S)
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the error that ended a task; a done callback for tasks whose result is not awaited."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, TraderError):
+        log.warning("%s failed: %s", task.get_name(), error)
+    else:
+        log.error("%s ended by a bug", task.get_name(), exc_info=error)
