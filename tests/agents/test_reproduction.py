@@ -235,7 +235,7 @@ async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: py
         await conn.execute("UPDATE fills SET fee = fee + $1", Decimal(1))
     assert run(record.invocation.id) == 1
     assert capsys.readouterr().out.endswith("The books are NOT identical.\n")
-    assert run(UUID(int=7)) == 1
+    assert run(UUID(int=7)) == 2
     assert "there is no invocation" in capsys.readouterr().err
 
 

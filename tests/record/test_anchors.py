@@ -180,7 +180,7 @@ async def test_verify_compares_a_file_of_anchors(
     assert f"  cut off at position {FIRST + 2}: " in printed
     assert "inserted: invocation" in printed
     file.write_text('{"position": 1}\n')
-    assert await asyncio.to_thread(_main, ["verify", "--anchors", str(file)]) == 1
+    assert await asyncio.to_thread(_main, ["verify", "--anchors", str(file)]) == 2
     assert f"{file}, line 1: expected an anchor" in capsys.readouterr().err
 
 
