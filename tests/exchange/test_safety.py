@@ -17,6 +17,7 @@ from support.waiting import becomes, retried, until
 
 from trader.core.errors import Unavailable
 from trader.database.pool import Database
+from trader.exchange.domain import halts as halt_rules
 from trader.exchange.domain.halts import CommandOutcome, HaltCause, Verb
 from trader.exchange.domain.orders import Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.exchange.events import HaltsChanged
@@ -167,7 +168,7 @@ async def test_an_unreachable_halted_account_does_not_keep_others_from_being_swe
 ) -> None:
     venue, cancel = operated.venue, operated.venue.exchange.cancel_order
     await operated.do(Verb.HALT)
-    monkeypatch.setattr(operated.halts, "refusal_to_open", lambda _: None)
+    monkeypatch.setattr(halt_rules, "refusal_to_open", lambda *_: None)
     for account_id in ("a", "b"):
         await venue.buy("0.02", account_id=account_id, type=OrderType.LIMIT, limit_price=D(90_000))
     monkeypatch.undo()

@@ -41,13 +41,13 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
-from trader.exchange.domain import rules as exchange
 from trader.exchange.domain.account import Account, RestingOrder
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.session import Decide, Session, refusal_at
 from trader.market.domain.indicators import Indicators
-from trader.market.domain.markets import Book, Candle, Interval, Market, canonical_symbol, refusal_to_trade
+from trader.market.domain.markets import Book, Candle, Interval, Market, canonical_symbol
 
 T = TypeVar("T")
 
@@ -152,42 +152,39 @@ class RulesEnvironment:
         self.account = context.account
         self.limits = limits
         self.moment = moment
-        self._rules = rules
-        self._rate_of_hour = rate_of_hour
+        self.markets: Mapping[str, Market] = rules.markets
         self._orders = orders
         self.posting: Posting | None = None
-
-    @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._rules.markets
+        self._session = Session(
+            rules=rules,
+            rate_of_hour=rate_of_hour,
+            moment=lambda: moment,
+            seen_until=lambda: moment.at,
+            change=self._change,
+            refusal_of_price=lambda symbol, _moment: self.refusal_of_price(symbol),
+        )
 
     def refusal_of_price(self, symbol: str) -> str | None:
-        return refusal_to_trade(self.moment.quotes.get(symbol), symbol, self.moment.at)
+        return refusal_at(symbol, self.moment)
 
     async def risk_context(self) -> RiskContext:
         return self._context
 
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        result = exchange.set_exit_plan(self.account, symbol, plan, self.moment, self._rules)
-        if isinstance(result, str):
-            return result
-        self.posting = result
-        return None
+        return await self._session.set_plan(self.account.id, symbol, plan)
 
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.account, symbol, order_id)
         if resting is not None:
-            self.posting = exchange.cancel(self.account, resting.id, self.moment.at)
+            await self._session.cancel(self.account.id, resting.id)
         return refusal
 
     async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
-        orders, moment = self._orders(approved), self.moment
-        refusal = next(filter(None, (self.refusal_of_price(order.symbol) for order in orders)), None)
-        if refusal is None:
-            self.posting = exchange.place_together(self.account, orders, moment, self._rules, self._rate_of_hour)
-        else:
-            self.posting = exchange.refuse_together(self.account, orders, refusal, moment.at)
-        return self.posting.answers
+        return await self._session.place(self._orders(approved))
+
+    async def _change(self, _account_id: str, decide: Decide) -> Posting | None:
+        self.posting = decide(self.account)
+        return self.posting
 
 
 async def execute(decision: Decision, environment: InvocationEnvironment) -> Outcome:

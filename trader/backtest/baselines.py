@@ -45,7 +45,7 @@ class BaselineSource(DecisionSource):
 
     async def run(self, session: AccountSession) -> None:
         if self._baseline == BUY_AND_HOLD:
-            for posting in buy_every_market(session.account(), session.moment, session.rules, session.funding_rate):
+            for posting in buy_every_market(session.account(), session.moment(), session.rules, session.funding_rate):
                 session.post(posting)
         if self._agent is None or not self._agent.may_act(session.peek):
             return
@@ -54,7 +54,7 @@ class BaselineSource(DecisionSource):
             return
         await session.wait_for_books([])
         for decision in decisions:
-            parts = session.context(), session.limits, session.moment, session.rules, session.funding_rate
+            parts = session.context(), session.limits, session.moment(), session.rules, session.funding_rate
             _, change = execute_of_rule_agent(decision, *parts)
             if change is not None:
                 session.post(change)

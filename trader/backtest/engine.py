@@ -41,11 +41,11 @@ from trader.core.clock import ceil_second, epoch_second, iso, moment_of
 from trader.core.statistics import change_percent
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account, Marks
-from trader.exchange.domain.halts import Halt, HaltCause, may_open, refusal_to_open
+from trader.exchange.domain.halts import Halt, HaltCause, refusal_to_open
 from trader.exchange.domain.ledger import ExchangeRules, Posting
-from trader.exchange.domain.orders import ExitPlan, OrderAnswer
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
-from trader.exchange.idempotent_orders import same_contents, validate_order
+from trader.exchange.session import Decide, Once, Place, Session, place_directly, refusal_at, same_contents
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import (
     STALE_AFTER,
@@ -55,7 +55,6 @@ from trader.market.domain.markets import (
     Market,
     Quote,
     Tick,
-    refusal_to_trade,
     untimely,
 )
 from trader.portfolio.domain.histories import Snapshot
@@ -366,9 +365,8 @@ class AccountSession:
 
     # --- the agent's view ---------------------------------------------------------------------------------------------
 
-    @property
     def moment(self) -> Moment:
-        """The current markets."""
+        """Return the current markets."""
         return Moment(self._now, *self._engine.prices(epoch_second(self._now)))
 
     @property
@@ -420,7 +418,7 @@ class AccountSession:
         return list(market.closed_candles(symbol, interval, self._now)), market.indicators(symbol, interval, self._now)
 
     def order_book(self, symbol: str) -> Book | None:
-        quote, taken = self.moment.quotes.get(symbol), self.followed.account.taken
+        quote, taken = self.moment().quotes.get(symbol), self.followed.account.taken
         return rules_of_exchange.book_met(quote, taken, symbol, self._now, self._engine.rules)
 
     # --- guard --------------------------------------------------------------------------------------------------------
@@ -486,15 +484,13 @@ class AccountSession:
         return self.followed.account
 
     def refusal_of_price(self, symbol: str) -> str | None:
-        return refusal_to_trade(self.moment.quotes.get(symbol), symbol, self._now)
+        return refusal_at(symbol, self.moment())
 
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        result = rules_of_exchange.set_exit_plan(self.followed.account, symbol, plan, self.moment, self._engine.rules)
-        if isinstance(result, str):
-            return result
-        self.post(result)
-        self._note_answer(symbol)
-        return None
+        refusal = await self._trading().set_plan(self.followed.account.id, symbol, plan)
+        if refusal is None:
+            self._note_answer(symbol)
+        return refusal
 
     async def halt(self, reason: str) -> None:
         account_id = self.followed.account.id
@@ -509,11 +505,7 @@ class AccountSession:
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.followed.account, symbol, order_id)
         if resting is not None:
-            seen = moment_of(self._engine.market.last_tick(epoch_second(self._now)) or 0)
-            at = self._now if untimely(seen, self._now) is None else seen
-            posting = rules_of_exchange.cancel(self.followed.account, resting.id, at)
-            assert posting is not None, "the order rests"
-            self.post(posting)
+            await self._trading().cancel(self.followed.account.id, resting.id)
             self._note_answer(symbol)
         return refusal
 
@@ -522,40 +514,56 @@ class AccountSession:
 
         :raises Conflict: the strategy gave the client order id of another order
         """
-        engine, chosen = self._engine, approved[0].client_order_id
-        orders = [validate_order(order, self.markets) for order in self.record.orders(approved)]
-        symbols = [order.symbol for order in orders]
-        earlier = self.followed.answers.get(chosen or "")
-        if earlier is not None:
-            return [same_contents(orders[0], earlier)]
-        refusal = next(filter(None, map(self._refusal_to_wait, symbols)), None)
-        if refusal is None and engine.latency:
-            refusal = await self.wait_for_books(symbols)
-        account, moment = self.followed.account, self.moment
-        if self.followed.halt is not None and may_open(account, *orders):
-            refusal = refusal_to_open([self.followed.halt], account.id)
-        if refusal is None:
-            rate = engine.market.funding_rate
-            posting = rules_of_exchange.place_together(account, orders, moment, engine.rules, rate)
-        else:
-            posting = rules_of_exchange.refuse_together(account, orders, refusal, moment.at)
-        self.post(posting)
-        self._note_answer(*symbols)
-        if chosen is not None:
-            self.followed.answers[chosen] = posting.answers[0]
-        return posting.answers
+        answers, chosen = self.followed.answers, approved[0].client_order_id
 
-    def _refusal_to_wait(self, symbol: str) -> str | None:
-        """Return why no book can come for an order (or, without latency, why there is none now); else None."""
+        async def once(orders: Sequence[Order], place: Place) -> Sequence[OrderAnswer]:
+            if (earlier := answers.get(chosen or "")) is not None:
+                return [same_contents(orders[0], earlier)]
+            made = await place(orders)
+            self._note_answer(*(order.symbol for order in orders))
+            if chosen is not None:
+                answers[chosen] = made[0]
+            return made
+
+        return await self._trading(once).place(self.record.orders(approved))
+
+    def _trading(self, once: Once = place_directly) -> Session:
+        return Session(
+            rules=self.rules,
+            rate_of_hour=self._engine.market.funding_rate,
+            moment=self.moment,
+            seen_until=self._seen_until,
+            change=self._change,
+            wait=self._next_books,
+            halted=self._refusal_to_open,
+            once=once,
+        )
+
+    async def _change(self, _account_id: str, decide: Decide) -> Posting | None:
+        posting = decide(self.followed.account)
+        if posting is not None:
+            self.post(posting)
+        return posting
+
+    def _refusal_to_open(self, account_id: str) -> str | None:
+        halt = self.followed.halt
+        return None if halt is None else refusal_to_open([halt], account_id)
+
+    def _seen_until(self) -> datetime:
+        seen = moment_of(self._engine.market.last_tick(epoch_second(self._now)) or 0)
+        return self._now if untimely(seen, self._now) is None else seen
+
+    async def _next_books(self, symbols: Sequence[str]) -> str | None:
+        """Wait for the books after the latency, if any. Return None, or why none can come."""
         engine, now = self._engine, self._now
         if not engine.latency:
-            return self.refusal_of_price(symbol)
+            return None
         last = engine.market.last_tick(min(epoch_second(now), engine.last))
         if now + engine.latency > moment_of(engine.last) or last == engine.last:
             return engine.ended
         if last is not None and (why := untimely(moment_of(last), now)) is not None:
             return f"The last price is of {iso(moment_of(last))}, {why}"
-        return None
+        return await self.wait_for_books(symbols)
 
 
 @types.coroutine

@@ -15,7 +15,7 @@ from trader.agents.domain.view import Memory, ObservedFill, Shown, VariantLimits
 from trader.backtest.engine import AccountSession
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
-from trader.exchange.idempotent_orders import validate_order
+from trader.exchange.session import validate_order
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Book, Candle, Interval, Market
 

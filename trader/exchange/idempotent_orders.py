@@ -1,19 +1,20 @@
-"""Order checks, idempotency and current answers, shared by the paper and live exchanges."""
+"""Idempotency and current answers of orders, shared by the paper and live exchanges."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
-from trader.core.errors import Conflict, InvalidInput, Issue, NotFound
-from trader.core.money import ZERO, divide, format_decimal
+from trader.core.errors import NotFound
+from trader.core.money import ZERO, divide
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
-from trader.exchange.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
+from trader.exchange.domain.orders import Order, OrderAnswer, OrderStatus
+from trader.exchange.session import Place, same_contents
 from trader.exchange.sql import accounts as store
-from trader.market.domain.markets import Market, refusal_to_trade, traded_symbol
+from trader.market.domain.markets import refusal_to_trade
 from trader.market.feed import MarketFeed
 
 
@@ -25,9 +26,7 @@ class IdempotentOrders:
         self._accounts = accounts
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
-    async def once(
-        self, orders: Sequence[Order], place: Callable[[Sequence[Order]], Awaitable[Sequence[OrderAnswer]]]
-    ) -> Sequence[OrderAnswer]:
+    async def once(self, orders: Sequence[Order], place: Place) -> Sequence[OrderAnswer]:
         """Return the first answer for the order's client order id; if there is none, place the order. A pair likewise.
 
         :raises Conflict: the first order with this client order id had different contents
@@ -55,36 +54,10 @@ class IdempotentOrders:
         return None if answer is None else same_contents(order, answer)
 
 
-def same_contents(order: Order, answer: OrderAnswer) -> OrderAnswer:
-    """Return the first answer to a client order id that is used again.
-
-    :raises Conflict: the order that it answered had other contents
-    """
-    if answer.contents_digest != order.contents_digest():
-        raise Conflict(
-            f"the clientOrderId {order.client_order_id!r} was used for another order of {order.account_id}: "
-            f"{answer.side.value} {format_decimal(answer.requested_quantity)} {answer.symbol}; use a new one"
-        )
-    return answer
-
-
 async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
     """Return the answer for this client order id; None as long as there is none."""
     async with database.connection() as conn:
         return await store.select_answer_of_client(conn, account_id, client_order_id)
-
-
-def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:
-    """Return the order with its canonical symbol. Raise `InvalidInput` for an order that no account could place."""
-    symbol = traded_symbol(order.symbol, markets)
-    market = markets[symbol]
-    if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
-        raise InvalidInput(
-            Issue(("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}")
-        )
-    if order.type is OrderType.LIMIT and order.limit_price is None:
-        raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
-    return msgspec.structs.replace(order, symbol=symbol)
 
 
 def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | None:

@@ -5,7 +5,7 @@ The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from uuid import uuid4
@@ -18,18 +18,13 @@ from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.halts import may_open
 from trader.exchange.domain.ledger import Posting, unopened_account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.halts import Halts
-from trader.exchange.idempotent_orders import (
-    IdempotentOrders,
-    order_id_of,
-    present_answer,
-    validate_order,
-)
+from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer
 from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.session import Decide, Session
 from trader.exchange.sql import accounts as store
 from trader.exchange.tick_processor import TickProcessor
 from trader.market.domain.markets import Tick
@@ -56,9 +51,19 @@ class PaperExchange(ExchangeBase):
         self._database = database
         self._clock = clock
         accounts.shares_depth = settings.shared_depth == "on"
-        self._halts = halts
         self._ticks = TickProcessor(accounts, market, clock, self._rules)
-        self._orders = IdempotentOrders(database, accounts)
+        self._session = Session(
+            rules=self._rules,
+            rate_of_hour=market.funding_rate,
+            moment=self._ticks.moment,
+            seen_until=self._ticks.seen_until,
+            change=self._change,
+            wait=self._wait_for_books,
+            refusal_of_price=self._refusal_of_book,
+            halted=halts.refusal_to_open,
+            gap=self._refusal_in_gap,
+            once=IdempotentOrders(database, accounts).once,
+        )
         self._opening = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -118,7 +123,7 @@ class PaperExchange(ExchangeBase):
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
         :raises Unavailable: the database did not confirm the order; retry with the same client order id
         """
-        (answer,) = await self._place_once(order)
+        (answer,) = await self._place(order)
         return answer
 
     async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
@@ -126,7 +131,12 @@ class PaperExchange(ExchangeBase):
 
         With latency, they meet the first books of which both markets have one at or after it.
         """
-        return await self._place_once(first, second)
+        return await self._place(first, second)
+
+    async def _place(self, *orders: Order) -> Sequence[OrderAnswer]:
+        with self._accounts.service_level.order():
+            self._refuse_unless_trading()
+            return await self._session.place(orders)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order and return its current answer, which no longer changes once the order is not resting.
@@ -135,32 +145,13 @@ class PaperExchange(ExchangeBase):
         """
         wanted = order_id_of(account_id, order_id)
         self._refuse_unless_trading()
-        if account_id in self.accounts:
-            await self._decide(
-                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._ticks.seen_until())
-            )
+        await self._session.cancel(account_id, wanted)
         return await present_answer(self._database, account_id, wanted)
 
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
         """Replace the exit plan of a position. Return why it is refused, or None."""
-        refusal: str | None = None
-
-        def decide(account: Account) -> Posting | None:
-            nonlocal refusal
-            refusal = self._refusal_in_gap()
-            if symbol in account.positions and refusal is not None:
-                return None  # the old plan applies to the ticks that were missed
-            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._ticks.moment(), self._rules)
-            if isinstance(result, str):
-                refusal = result
-                return None
-            return result
-
         self._refuse_unless_trading()
-        if account_id not in self.accounts:
-            return rules_of_exchange.no_position(symbol)
-        await self._decide(account_id, decide)
-        return refusal
+        return await self._session.set_plan(account_id, symbol, plan)
 
     # --- accounts -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +175,7 @@ class PaperExchange(ExchangeBase):
             capital, currency = settings.initial_capital, settings.quote_currency
             return rules_of_exchange.reset(account, capital, currency, moment, self._rules, self._market.funding_rate)
 
-        await self._decide(account_id, decide)
+        await self._change(account_id, decide)
         return self.account(account_id)
 
     async def remove_account(self, account_id: str) -> bool:
@@ -195,47 +186,30 @@ class PaperExchange(ExchangeBase):
         self._refuse_unless_trading()
         return await self._accounts.remove(account_id, self._ticks.between_ticks)
 
-    # --- one order, or a pair -----------------------------------------------------------------------------------------
+    # --- the session's ports ------------------------------------------------------------------------------------------
 
-    async def _place_once(self, *orders: Order) -> Sequence[OrderAnswer]:
-        with self._accounts.service_level.order():
-            self._refuse_unless_trading()
-            return await self._orders.once([validate_order(order, self.markets) for order in orders], self._place)
-
-    async def _place(self, orders: Sequence[Order]) -> Sequence[OrderAnswer]:
-        account_id, symbols = orders[0].account_id, [order.symbol for order in orders]
-        refusal = await self._wait_for_books(symbols)
-
-        def refusal_of_book(symbol: str, moment: Moment) -> str | None:
-            if symbol not in moment.quotes:
-                return f"there is no price for {symbol} yet"
-            # The book was checked before the account was free and the last tick applied: check its age again.
-            return self.refusal_of_price(symbol, self._clock.now())
-
-        def decide(account: Account) -> Posting:
-            halted = self._halts.refusal_to_open(account.id) if may_open(account, *orders) else None
-            moment = self._ticks.moment()
-            unmet = next(filter(None, (refusal_of_book(symbol, moment) for symbol in symbols)), None)
-            if (reason := halted or refusal or self._refusal_in_gap() or unmet) is not None:
-                return rules_of_exchange.refuse_together(account, orders, reason, moment.at)
-            return rules_of_exchange.place_together(account, orders, moment, self._rules, self._market.funding_rate)
-
-        if account_id not in self.accounts:  # the account opens with its first accepted order
+    async def _change(self, account_id: str, decide: Decide) -> Posting | None:
+        """Change an account between two ticks; one that does not exist opens with its first accepted order."""
+        if account_id not in self.accounts:
             self._refuse_unless_trading()  # the term may have ended while the order waited for its book
             first = self._accounts.preview(self._unopened(account_id), decide)
-            assert first is not None
+            if first is None:
+                return None
             if first.answers[0].status is OrderStatus.REJECTED:
                 # Nothing is stored, so no sequence number can make its ID unique.
-                return [msgspec.structs.replace(answer, id=uuid4()) for answer in first.answers]
+                answers = [msgspec.structs.replace(answer, id=uuid4()) for answer in first.answers]
+                return msgspec.structs.replace(first, answers=answers)
             await self._open_within_limit(account_id)
-        posting = await self._decide(account_id, decide)
-        if posting is None:
-            raise Unavailable(f"The account {account_id} was just removed by an operator; try again.", 1)
-        return posting.answers
-
-    async def _decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
-        """Change an account between two ticks."""
         return await self._accounts.change(account_id, decide, self._ticks.between_ticks)
+
+    def _refusal_of_book(self, symbol: str, moment: Moment) -> str | None:
+        """Return why an order cannot meet the book of a market, or None.
+
+        Its age was checked before the account was free and the last tick applied, and is checked again.
+        """
+        if symbol not in moment.quotes:
+            return f"there is no price for {symbol} yet"
+        return self.refusal_of_price(symbol, self._clock.now())
 
     async def _wait_for_books(self, symbols: Sequence[str]) -> str | None:
         """Wait until each market has a book at or after now + latency. Return why one has none to trade on, or None.

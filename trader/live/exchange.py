@@ -21,8 +21,9 @@ from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.rules import no_position
-from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer, validate_order
+from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer
 from trader.exchange.protocol import ExchangeBase, not_trading
+from trader.exchange.session import validate_order
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.live.account import LiveAccount
 from trader.live.bindings import Bindings, refuse_shared
