@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -33,9 +33,6 @@ from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.followed_account import FollowedAccount
 from trader.portfolio.sql.snapshots import HourlyValue, LastSnapshot, hourly_points
 from trader.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from trader.backtest.engine import AccountSession
 
 _MINUTE_S = 60
 
@@ -69,8 +66,8 @@ class DecisionSource(ABC):
         """Return the second of the first decision after this second, a full minute; None if there is none."""
 
     @abstractmethod
-    async def run(self, session: "AccountSession") -> None:
-        """Make decisions, and execute them."""
+    async def run(self, session: Any) -> None:
+        """Make decisions, and execute them in a session of the account, the engine's `AccountSession`."""
 
 
 class Idle(DecisionSource):
@@ -81,7 +78,7 @@ class Idle(DecisionSource):
     def next_after(self, second: int) -> None:
         return None
 
-    async def run(self, session: "AccountSession") -> None:
+    async def run(self, session: Any) -> None:
         raise AssertionError("nothing is ever due")
 
 
