@@ -21,7 +21,7 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.domain.account import Marks, has_marks
 from trader.exchange.domain.ledger import Posting, unopened_account
-from trader.exchange.domain.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
+from trader.exchange.domain.tick_rules import Moment, apply_tick
 from trader.exchange.protocol import Exchange, rules_of
 from trader.exchange.tick_processor import missed_moments, was_caught_up_on
 from trader.market.domain.markets import STALE_AFTER, Tick
@@ -53,17 +53,16 @@ class WaitingDecisions(NamedTuple):
 class _Follower(FollowedAccount):
     """The account of a baseline. `is_saved`: its row holds the current state."""
 
-    def __init__(self, baseline: Baseline, state: BaselineState, seen_until: datetime) -> None:
-        """`seen_until`: the last tick that it had seen when it was saved or opened."""
+    def __init__(self, baseline: Baseline, state: BaselineState) -> None:
         super().__init__(state)
         self.baseline = baseline
-        self.seen_until = seen_until
         self.waiting: WaitingDecisions | None = None
         self.is_saved = False
 
-    def apply(self, posting: Posting) -> None:
-        super().apply(posting)
-        self.is_saved = False
+    def apply(self, posting: Posting | None) -> None:
+        if posting is not None:
+            super().apply(posting)
+            self.is_saved = False
 
 
 class Baselines:
@@ -89,17 +88,16 @@ class Baselines:
     async def lead(self) -> None:
         """Read the baselines and catch up on missed ticks."""
         now = self._clock.now()
-        self._followers, since = {}, None
+        self._followers, self._seen_until, self._seen_marks = {}, None, dict(self._market.marks)
         async with self._database.reading() as conn:
             for baseline, state, seen_until in await store.select_baseline_states(conn):
                 if not state.account.positions.keys() <= self._rules.markets.keys():
                     log.warning("%s starts over: it holds a market that is no longer followed", baseline.id)
                     continue
-                follower = self._followers[baseline.id] = _Follower(baseline, state, seen_until)
+                follower = self._followers[baseline.id] = _Follower(baseline, state)
                 await follower.read_equity(conn, now)
                 follower.is_saved = True
-                since = seen_until if since is None else min(since, seen_until)
-        self._seen_until, self._seen_marks = since, dict(self._market.marks)
+                self._seen_until = seen_until  # the same in every row
         until = now
         while self._seen_until is not None and self._seen_until < until:
             await self._catch_up(self._seen_until, until)
@@ -123,20 +121,20 @@ class Baselines:
             await self._catch_up(self._seen_until, tick.at - _INSTANT)
         marks = self._market.marks
         moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
+        self._apply(moment)
         for follower in self._followers.values():
-            self._apply_tick(follower, moment)
             waiting = follower.waiting
             if waiting is not None and moment.at >= waiting.due and has_marks(follower.account, moment.marks):
                 follower.waiting = None
                 self._execute(follower, waiting.decisions, moment)
-        self._seen_until, self._seen_marks = tick.at, dict(marks)
+        self._seen_until = tick.at
 
-    def _apply_tick(self, follower: _Follower, moment: Moment) -> None:
-        account = follower.account
-        if not account.is_idle and has_marks(account, moment.marks):
-            posting = apply_tick(account, moment, self._rules, self._market.funding_rate)
-            if posting is not None:
-                follower.apply(posting)
+    def _apply(self, moment: Moment) -> None:
+        """Apply a tick to every baseline."""
+        for follower in self._followers.values():
+            if has_marks(follower.account, moment.marks):
+                follower.apply(apply_tick(follower.account, moment, self._rules, self._market.funding_rate))
+        self._seen_marks = dict(moment.marks)
 
     def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
         """Pass decisions in sequence through the variant's guard to the rules of the exchange."""
@@ -146,8 +144,7 @@ class Baselines:
         for decision in decisions:
             context = self._context(follower, moment.at)
             (status, result), posting = execute_of_rule_agent(decision, context, limits, moment, self._rules, rate)
-            if posting is not None:
-                follower.apply(posting)
+            follower.apply(posting)
             if status != "ok":
                 log.debug("%s: %s: %s", baseline.id, status, result.get("reason") or result.get("error"))
 
@@ -159,23 +156,11 @@ class Baselines:
         """Apply the ticks of (since, until] to the baselines; if unavailable, they continue from the next tick."""
         try:
             async for moments in missed_moments(self._market, since, until, self._seen_marks):
-                if all(follower.account.is_idle for follower in self._followers.values()):
-                    break
-                await self._apply_missed(moments)
+                for moment in moments:
+                    self._apply(moment)
+                await asyncio.sleep(0)
         except MarketUnavailable as error:
             log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
-
-    async def _apply_missed(self, moments: Sequence[Moment]) -> None:
-        """Apply successive ticks to every baseline that their price ranges may affect."""
-        ranges = price_ranges(moments)
-        for follower in self._followers.values():
-            account = follower.account
-            if not account.is_idle and not is_unaffected(account, ranges, self._rules):
-                for moment in moments:
-                    if moment.at > follower.seen_until:
-                        self._apply_tick(follower, moment)
-            await asyncio.sleep(0)
-        self._seen_marks = moments[-1].marks
 
     # --- the schedulers' jobs -----------------------------------------------------------------------------------------
 
@@ -214,7 +199,7 @@ class Baselines:
                 continue
             settings = self._settings
             account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, now)
-            follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account), now)
+            follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account))
             if baseline is BUY_AND_HOLD:
                 for posting in buy_every_market(account, moment, self._rules, self._market.funding_rate):
                     follower.apply(posting)
