@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.domain.orders import Order, Side
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.protocol import rules_of
+from trader.exchange.session import Session
 from trader.market.domain.markets import MARKETS
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
@@ -54,8 +56,14 @@ def environment(account: Account | None = None, *, quoted_at: datetime = NOW) ->
     def orders(approved: Sequence[Approved]) -> list[Order]:
         return orders_of_call(approved, "a", UUID(int=1), 1)
 
-    rules = rules_of(make_settings(), {"BTC": MARKETS["BTC"]})
-    return RulesEnvironment(context, VariantLimits(leverage_max=5), Moment(NOW, quotes, marks), rules, rate, orders)
+    session = partial(
+        Session,
+        rules=rules_of(make_settings(), {"BTC": MARKETS["BTC"]}),
+        rate_of_hour=rate,
+        moment=lambda: Moment(NOW, quotes, marks),
+        seen_until=lambda: NOW,
+    )
+    return RulesEnvironment(context, VariantLimits(leverage_max=5), account, session, orders)
 
 
 def rate(_symbol: str, _hour: datetime) -> Decimal:

@@ -105,10 +105,9 @@ class ServiceEnvironment:
     async def open_account(self) -> Account:
         return await self._exchange.open_account(self._account_id)
 
-    def refusal_of_price(self, symbol: str) -> str | None:
-        return self._exchange.refusal_of_price(symbol, self.now())
-
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        if (unpriced := self._exchange.refusal_of_price(symbol, self.now())) is not None:
+            return unpriced
         self._inputs = None  # an unanswered call has none
         refusal = await self._exchange.set_exit_plan(self._account_id, symbol, plan)
         self._inputs = self._call.answered([symbol], self.now())

@@ -42,10 +42,9 @@ from trader.agents.domain.tools import (
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
 from trader.exchange.domain.account import Account, RestingOrder
-from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
+from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
-from trader.exchange.domain.tick_rules import Moment
-from trader.exchange.session import Decide, Session, refusal_at
+from trader.exchange.session import Decide, Session
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Book, Candle, Interval, Market, canonical_symbol
 
@@ -66,10 +65,6 @@ class Environment(Protocol):
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """
-        ...
-
-    def refusal_of_price(self, symbol: str) -> str | None:
-        """Return why a market has no price to trade on now, or None."""
         ...
 
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
@@ -133,39 +128,27 @@ class InvocationEnvironment(Environment, Protocol):
 
 
 class RulesEnvironment:
-    """The pure rules of the exchange, applied to one account at one moment; nothing in it ever waits.
+    """One account, to which decisions apply at once, without waiting, unless a port of its session waits.
 
-    `orders` creates the orders of an approved decision. `posting` has the changes of the last executed decision,
-    refused orders included; None: nothing changed.
+    `session` makes the session from the port that changes the account, and `orders` the orders of an approved decision.
+    `posting` has the changes of the last executed decision, refused orders included; None: nothing changed.
     """
 
     def __init__(
         self,
         context: RiskContext,
         limits: VariantLimits,
-        moment: Moment,
-        rules: ExchangeRules,
-        rate_of_hour: RateOfHour,
+        account: Account,
+        session: Callable[..., Session],
         orders: Callable[[Sequence[Approved]], list[Order]],
     ) -> None:
         self._context = context
-        self.account = context.account
         self.limits = limits
-        self.moment = moment
-        self.markets: Mapping[str, Market] = rules.markets
+        self.account = account
+        self._session = session(change=self._change)
+        self.markets: Mapping[str, Market] = self._session.rules.markets
         self._orders = orders
         self.posting: Posting | None = None
-        self._session = Session(
-            rules=rules,
-            rate_of_hour=rate_of_hour,
-            moment=lambda: moment,
-            seen_until=lambda: moment.at,
-            change=self._change,
-            refusal_of_price=lambda symbol, _moment: self.refusal_of_price(symbol),
-        )
-
-    def refusal_of_price(self, symbol: str) -> str | None:
-        return refusal_at(symbol, self.moment)
 
     async def risk_context(self) -> RiskContext:
         return self._context
@@ -214,9 +197,8 @@ async def execute_change(decision: Change, environment: Environment) -> Outcome:
         match verdict:
             case GuardRefusal():
                 return refused(verdict)
-            case ExitPlan():  # without a price, no side can be checked, and the old plan applies to missed ticks
-                refusal = environment.refusal_of_price(symbol) or await environment.set_exit_plan(symbol, verdict)
-                return plan_outcome(verdict, refusal)
+            case ExitPlan():
+                return plan_outcome(verdict, await environment.set_exit_plan(symbol, verdict))
             case CancelOrder():
                 return cancel_outcome(verdict, await environment.cancel_order(symbol, verdict.order_id))
             case Approved() | list():

@@ -11,7 +11,7 @@ import msgspec
 
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.conversation import ToolRequest
-from trader.agents.domain.guard import Approved, GuardRefusal, judge, orders_of_call
+from trader.agents.domain.guard import GuardRefusal, judge, orders_of_call
 from trader.agents.domain.invocations import Invocation, ToolCall
 from trader.agents.domain.messages import EXCHANGE, Outcome, decisions_json, results_json
 from trader.agents.domain.tools import ARGUMENTS_MAX, RECORDED_TOOLS, TOOLS, BadCall, Change, decode
@@ -28,8 +28,8 @@ from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import refusal_to_open
 from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
+from trader.exchange.session import Session
 from trader.exchange.sql.accounts import select_answer
 from trader.exchange.sql.audit import select_is_live
 from trader.exchange.sql.halts import select_halts
@@ -138,8 +138,11 @@ def _reproduce(inputs: CallInputs, decision: Change, invocation: Invocation) -> 
     An update within the milliseconds of the commit may have come before or after it; nothing else is uncertain.
     """
     rates = {(symbol, boundary): rate for symbol, boundary, rate in inputs.rates}
+    account_id, number = inputs.context.account.id, inputs.number
+    orders = partial(orders_of_call, account_id=account_id, invocation_id=invocation.id, number=number)
     for account, moment in reversed(list(_moments(inputs, rates))[-MOMENTS_MAX:]):
-        environment = _RecordedMoment(inputs, account, moment, rates, invocation)
+        session = partial(_session_at, moment, inputs, rates)
+        environment = RulesEnvironment(inputs.context, inputs.limits, account, session, orders)
         try:
             outcome = run_at_once(execute_change(decision, environment))
         except MarketUnavailable:
@@ -147,33 +150,29 @@ def _reproduce(inputs: CallInputs, decision: Change, invocation: Invocation) -> 
         yield Reproduced(outcome, environment.posting)
 
 
-class _RecordedMoment(RulesEnvironment):
-    """The environment of a recorded call at one of its recorded moments."""
+def _session_at(
+    moment: Moment, inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal], **change: Any
+) -> Session:
+    """Return a session at a recorded moment. Its `wait` raises `MarketUnavailable` if a book is not after the latency.
 
-    def __init__(
-        self,
-        inputs: CallInputs,
-        account: Account,
-        moment: Moment,
-        rates: dict[tuple[str, datetime], Decimal],
-        invocation: Invocation,
-    ) -> None:
-        orders = partial(orders_of_call, account_id=account.id, invocation_id=invocation.id, number=inputs.number)
-        super().__init__(inputs.context, inputs.limits, moment, inputs.rules, lambda *key: rates[key], orders)
-        self.account = account
-        self._first_book_at = inputs.context.now + timedelta(milliseconds=inputs.latency_ms)
-        self._has_latency = inputs.latency_ms > 0
+    It accepts every recorded price: the time at which its age was judged is not recorded.
+    """
+    latency = timedelta(milliseconds=inputs.latency_ms)
 
-    def refusal_of_price(self, symbol: str) -> None:
-        """Accept every recorded price: the time at which its age was judged is not recorded."""
+    async def wait(symbols: Sequence[str]) -> None:
+        for quote in map(moment.quotes.get, symbols):
+            if quote is None or (latency and quote.at < inputs.context.now + latency):
+                raise MarketUnavailable("no book came after the latency")
 
-    async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
-        """Place an order or a pair. Raise `MarketUnavailable` if a market had no order book after the latency."""
-        for each in approved:
-            quote = self.moment.quotes.get(each.symbol)
-            if quote is None or (self._has_latency and quote.at < self._first_book_at):
-                raise MarketUnavailable(f"no book of {each.symbol} came after the latency")
-        return await super().place_orders(approved)
+    return Session(
+        rules=inputs.rules,
+        rate_of_hour=lambda *key: rates[key],
+        moment=lambda: moment,
+        seen_until=lambda: moment.at,
+        wait=wait,
+        refusal_of_price=lambda _symbol, _moment: None,
+        **change,
+    )
 
 
 def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:

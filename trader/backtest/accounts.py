@@ -183,8 +183,8 @@ class BacktestAccount(FollowedAccount):
         self.fills: tuple[ObservedFill, ...] = ()
         """Its last fills, oldest first, as many as its view shows."""
 
-        self.halt: Halt | None = None
-        """The halt that its agent asked for, which nobody lifts."""
+        self.halts: list[Halt] = []
+        """The halt that its agent asked for, if any, which nobody lifts."""
 
         self.outcomes: list[DecisionOutcome] = []
         self.finished: list[InvocationRecord] | None = None

@@ -53,11 +53,9 @@ class BaselineSource(DecisionSource):
         if not decisions:
             return
         await session.wait_for_books([])
-        for decision in decisions:
-            parts = session.context(), session.limits, session.moment(), session.rules, session.funding_rate
-            _, change = execute_of_rule_agent(decision, *parts)
-            if change is not None:
-                session.post(change)
+        parts = session.context, session.limits, session.moment(), session.rules, session.funding_rate
+        for posting in execute_of_rule_agent(decisions, *parts):
+            session.post(posting)
 
 
 class BaselineAccount(BacktestAccount):

@@ -45,7 +45,7 @@ from trader.exchange.domain.halts import Halt, HaltCause, refusal_to_open
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
-from trader.exchange.session import Decide, Once, Place, Session, place_directly, refusal_at, same_contents
+from trader.exchange.session import Decide, Once, Place, Session, place_directly, same_contents
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import (
     STALE_AFTER,
@@ -483,9 +483,6 @@ class AccountSession:
     async def open_account(self) -> Account:
         return self.followed.account
 
-    def refusal_of_price(self, symbol: str) -> str | None:
-        return refusal_at(symbol, self.moment())
-
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         refusal = await self._trading().set_plan(self.followed.account.id, symbol, plan)
         if refusal is None:
@@ -494,9 +491,9 @@ class AccountSession:
 
     async def halt(self, reason: str) -> None:
         account_id = self.followed.account.id
-        self.followed.halt = Halt(
-            account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=f"the agent {account_id}", at=self._now
-        )
+        by = f"the agent {account_id}"
+        halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=self._now)
+        self.followed.halts[:] = [halt]
 
     def order(self, order_id: UUID) -> OrderAnswer | None:
         """Return the current answer of an order of the account; None if there is no such order."""
@@ -535,7 +532,7 @@ class AccountSession:
             seen_until=self._seen_until,
             change=self._change,
             wait=self._next_books,
-            halted=self._refusal_to_open,
+            halted=partial(refusal_to_open, self.followed.halts),
             once=once,
         )
 
@@ -544,10 +541,6 @@ class AccountSession:
         if posting is not None:
             self.post(posting)
         return posting
-
-    def _refusal_to_open(self, account_id: str) -> str | None:
-        halt = self.followed.halt
-        return None if halt is None else refusal_to_open([halt], account_id)
 
     def _seen_until(self) -> datetime:
         seen = moment_of(self._engine.market.last_tick(epoch_second(self._now)) or 0)

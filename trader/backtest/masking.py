@@ -131,9 +131,6 @@ class MaskedSession:
     def _answer(self, answer: OrderAnswer) -> OrderAnswer:
         return replace(self._mask.apply(answer), reason=self._hidden(answer.reason))
 
-    def refusal_of_price(self, symbol: str) -> str | None:
-        return self._hidden(self._session.refusal_of_price(self._inverse.names[symbol]))
-
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         real = self._inverse.names[symbol]
         return self._hidden(await self._session.set_exit_plan(real, self._inverse.apply(plan, symbol)))

@@ -61,7 +61,6 @@ class PaperExchange(ExchangeBase):
             wait=self._wait_for_books,
             refusal_of_price=self._refusal_of_book,
             halted=halts.refusal_to_open,
-            gap=self._refusal_in_gap,
             once=IdempotentOrders(database, accounts).once,
         )
         self._opening = asyncio.Lock()
@@ -207,6 +206,8 @@ class PaperExchange(ExchangeBase):
 
         Its age was checked before the account was free and the last tick applied, and is checked again.
         """
+        if (gap := self._refusal_in_gap()) is not None:
+            return gap
         if symbol not in moment.quotes:
             return f"there is no price for {symbol} yet"
         return self.refusal_of_price(symbol, self._clock.now())

@@ -59,11 +59,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Waits for the books that orders placed now will meet. Returns None, or why there is none."""
 
     refusal_of_price: Callable[[str, Moment], str | None] = refusal_at
+    """Returns why nothing can be decided in a market now, or None."""
+
     halted: Callable[[str], str | None] = lambda _account_id: None
     """Returns why an account may not open or add now, or None."""
-
-    gap: Callable[[], str | None] = lambda: None
-    """Returns why nothing can be decided until missed ticks are known, or None."""
 
     once: Once = place_directly
     """Returns the first answers to the orders' client order ids; if there are none, places the orders."""
@@ -85,7 +84,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             moment = self.moment()
             halted = self.halted(account_id) if may_open(account, *orders) else None
             unpriced = (self.refusal_of_price(symbol, moment) for symbol in symbols)
-            if (reason := halted or unmet or self.gap() or next(filter(None, unpriced), None)) is not None:
+            if (reason := halted or unmet or next(filter(None, unpriced), None)) is not None:
                 return rules_of_exchange.refuse_together(account, orders, reason, moment.at)
             return rules_of_exchange.place_together(account, orders, moment, self.rules, self.rate_of_hour)
 
@@ -100,12 +99,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
         def decide(account: Account) -> Posting | None:
             nonlocal refusal
-            gap = self.gap() if symbol in account.positions else None  # the old plan applies to the ticks of the gap
-            result = gap or rules_of_exchange.set_exit_plan(account, symbol, plan, self.moment(), self.rules)
-            if isinstance(result, str):
-                refusal = result
-                return None
-            return result
+            moment = self.moment()
+            # Without a price, no side can be checked, and the old plan applies to missed ticks.
+            unpriced = self.refusal_of_price(symbol, moment) if symbol in account.positions else None
+            result = unpriced or rules_of_exchange.set_exit_plan(account, symbol, plan, moment, self.rules)
+            refusal = result if isinstance(result, str) else None
+            return None if isinstance(result, str) else result
 
         await self.change(account_id, decide)
         return refusal

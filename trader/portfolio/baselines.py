@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 from trader.agents.domain.guard import RiskContext
@@ -138,15 +139,11 @@ class Baselines:
 
     def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
         """Pass decisions in sequence through the variant's guard to the rules of the exchange."""
-        baseline, rate = follower.baseline, self._market.funding_rate
-        assert baseline.variant is not None, "only a rule agent decides"
-        limits = VARIANTS[baseline.variant].limits
-        for decision in decisions:
-            context = self._context(follower, moment.at)
-            (status, result), posting = execute_of_rule_agent(decision, context, limits, moment, self._rules, rate)
+        assert follower.baseline.variant is not None, "only a rule agent decides"
+        limits, context = VARIANTS[follower.baseline.variant].limits, partial(self._context, follower, moment.at)
+        parts = context, limits, moment, self._rules, self._market.funding_rate
+        for posting in execute_of_rule_agent(decisions, *parts):
             follower.apply(posting)
-            if status != "ok":
-                log.debug("%s: %s: %s", baseline.id, status, result.get("reason") or result.get("error"))
 
     def _context(self, follower: _Follower, now: datetime) -> RiskContext:
         lowest = follower.equity.lowest_on(now.date())

@@ -3,13 +3,13 @@
 They are the baselines of a service and every account of a backtest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 
 import msgspec
 
 from trader.agents.domain.guard import Approved, RiskContext
-from trader.agents.domain.messages import Outcome
 from trader.agents.domain.observation import RunHistory
 from trader.agents.domain.tools import Change
 from trader.agents.domain.view import VariantLimits
@@ -20,6 +20,7 @@ from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
 from trader.exchange.domain.orders import Order
 from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.session import Session
 from trader.portfolio.domain.baselines import TRADES_KEPT, BaselineState, EquityMarks
 from trader.portfolio.domain.histories import Snapshot, value_account
 from trader.portfolio.snapshots import is_due
@@ -77,20 +78,27 @@ class FollowedAccount:
 
 
 def execute_of_rule_agent(
-    decision: Change,
-    context: RiskContext,
+    decisions: Sequence[Change],
+    context: Callable[[], RiskContext],
     limits: VariantLimits,
     moment: Moment,
     rules: ExchangeRules,
     rate_of_hour: RateOfHour,
-) -> tuple[Outcome, Posting | None]:
-    """Execute a decision of a baseline's rule agent on the account of the context.
+) -> Iterator[Posting]:
+    """Execute the decisions of a baseline's rule agent at one moment, and yield each change of its account.
 
-    Return its outcome and its change of the account, if any.
+    `context` returns its current risk context, with the changes so far.
     """
+    session = partial(
+        Session, rules=rules, rate_of_hour=rate_of_hour, moment=lambda: moment, seen_until=lambda: moment.at
+    )
+    for decision in decisions:
+        current = context()
 
-    def orders(approved: Sequence[Approved]) -> list[Order]:
-        return [Order(account_id=context.account.id, **msgspec.structs.asdict(each)) for each in approved]
+        def orders(approved: Sequence[Approved], account_id: str = current.account.id) -> list[Order]:
+            return [Order(account_id=account_id, **msgspec.structs.asdict(each)) for each in approved]
 
-    environment = RulesEnvironment(context, limits, moment, rules, rate_of_hour, orders)
-    return run_at_once(execute_change(decision, environment)), environment.posting
+        environment = RulesEnvironment(current, limits, current.account, session, orders)
+        run_at_once(execute_change(decision, environment))
+        if environment.posting is not None:
+            yield environment.posting
