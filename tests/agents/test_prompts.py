@@ -119,7 +119,7 @@ async def test_a_model_sees_its_open_orders(floor: Floor) -> None:
         account_id="ada", symbol="BTC", side=OrderSide.BUY, quantity=Decimal("0.01"), type=OrderType.LIMIT,
         limit_price=Decimal(90_000), leverage=Decimal(2),
     )  # fmt: skip
-    await floor.exchange.place_order(order)
+    await floor.exchange.place_orders(order)
     await floor.cycle()
     _, data = asked(floor.provider.turns[-1])
     (shown,) = data["orders"]

@@ -119,14 +119,8 @@ class SlowAnswers(PaperExchange):
 
     committed: asyncio.Event
 
-    async def place_order(self, order: Order) -> OrderAnswer:
-        answer = await super().place_order(order)
-        self.committed.set()
-        await asyncio.Event().wait()
-        return answer
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
-        answers = await super().place_pair(first, second)
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
+        answers = await super().place_orders(*orders)
         self.committed.set()
         await asyncio.Event().wait()
         return answers
@@ -183,7 +177,7 @@ async def test_orders_without_an_id_of_their_own_belong_to_their_calls(database:
 class Undecided(PaperExchange):
     """An exchange that cannot determine the status of an order."""
 
-    async def place_order(self, order: Order) -> OrderAnswer:
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
         raise OrderUndecided("What became of this order at the venue is not known yet")
 
 
@@ -240,7 +234,7 @@ async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor)
             START,
         )
     for number, side in ((2, OrderSide.BUY), (3, OrderSide.SELL)):
-        await floor.exchange.place_order(
+        await floor.exchange.place_orders(
             Order(
                 account_id="ada", symbol="BTC", side=side, quantity=Decimal("0.1"), reduce_only=number == 3,
                 client_order_id=f"{run_id}:{number}", invocation_id=run_id,
@@ -253,7 +247,7 @@ async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor)
         )
         for symbol, own in (("BTC", f"{run_id}:4"), ("ETH", f"{run_id}:4:2"))
     ]  # fmt: skip
-    await floor.exchange.place_pair(*hedge)
+    await floor.exchange.place_orders(*hedge)
     await floor.agents.start()
     await floor.agents.start()
     (record,) = await floor.invocations.finished()

@@ -223,13 +223,13 @@ async def test_a_view_whose_order_has_no_known_answer_is_not_sent_again(
         external, model = floor.agents.external, floor.models.by_id["scout"]
         opened = await external.view(model, None)
         (order,) = decisions_in(json.dumps({"decisions": [BOUGHT]}).encode())
-        place = floor.exchange.place_order
+        place = floor.exchange.place_orders
 
-        async def lose_answer(order: Order) -> OrderAnswer:
-            await place(order)
+        async def lose_answer(*orders: Order) -> Sequence[OrderAnswer]:
+            await place(*orders)
             raise Unavailable("the connection was lost")
 
-        monkeypatch.setattr(floor.exchange, "place_order", lose_answer)
+        monkeypatch.setattr(floor.exchange, "place_orders", lose_answer)
         with pytest.raises(Unavailable):
             await external.decide(model, opened.id, order)
         if is_restarted:

@@ -69,7 +69,7 @@ async def hold_all(exchange: PaperExchange, market: MarketFeed) -> None:
         order = Order(
             account_id="holder", symbol=symbol, side=OrderSide.BUY, quantity=500 / quote.mark, leverage=Decimal(5)
         )
-        answer = await exchange.place_order(order)
+        (answer,) = await exchange.place_orders(order)
         assert answer.status == OrderStatus.FILLED, answer.reason
 
 

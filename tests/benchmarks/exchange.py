@@ -128,7 +128,7 @@ async def open_positions(exchange: PaperExchange, accounts: int) -> None:
                 account_id=f"model-{number}", symbol=symbol, side=OrderSide.BUY, quantity=Decimal(size),
                 leverage=Decimal(3), exit_plan=ExitPlan(stop=mid / 2, target=mid * 2),
             )  # fmt: skip
-            answer = await exchange.place_order(order)
+            (answer,) = await exchange.place_orders(order)
             assert answer.status is OrderStatus.FILLED, answer
 
     for start in range(0, accounts, 100):

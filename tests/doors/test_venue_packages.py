@@ -224,7 +224,7 @@ async def test_a_model_trades_at_a_venue_that_is_a_row_of_the_table(
     traded: tuple[LiveExchange, MemoryVenue], database: Database
 ) -> None:
     exchange, venue = traded
-    answer = await exchange.place_order(buy("0.1", "one"))
+    (answer,) = await exchange.place_orders(buy("0.1", "one"))
     assert (answer.status, answer.average_price) == (OrderStatus.FILLED, D(94000))
     (stop,) = (order for order in venue.only_account.sent.values() if order.trigger is not None)
     assert (stop.trigger, stop.quantity, stop.reduce_only) == (D(90000), D("0.1"), True)
@@ -239,10 +239,10 @@ async def test_its_lost_answers_are_resolved_and_its_own_trades_are_noticed(
     exchange, venue = traded
     venue.only_account.loses_answers = True
     with pytest.raises(OrderUndecided):
-        await exchange.place_order(buy("0.1", "lost"))
+        await exchange.place_orders(buy("0.1", "lost"))
     venue.only_account.loses_answers = False
     await exchange.live_account("apex").synchronize()
-    assert (await exchange.place_order(buy("0.1", "lost"))).status is OrderStatus.FILLED
+    assert (await exchange.place_orders(buy("0.1", "lost")))[0].status is OrderStatus.FILLED
     assert len(venue.only_account.fills) == 1
     (fill,) = venue.only_account.fills
     venue.only_account.fills.append(msgspec.structs.replace(fill, trade_id=99, client_index=None, at=START))

@@ -59,7 +59,7 @@ class Crash:
 
     async def buy_the_dip(self, account_id: str, capital: Decimal) -> list[OrderAnswer]:
         """Go long at 10× with almost all the capital, in as many orders as the books require."""
-        answers = []
+        answers: list[OrderAnswer] = []
         async with self.clock.busy():
             await self.clock.sleep_until(BEGIN + timedelta(seconds=5))
             await self.exchange.open_account(account_id, capital)
@@ -68,7 +68,7 @@ class Crash:
                 order = Order(
                     account_id=account_id, symbol="ETH", side=OrderSide.BUY, quantity=left, leverage=Decimal(10)
                 )
-                answers.append(await self.exchange.place_order(order))
+                answers += await self.exchange.place_orders(order)
                 left -= answers[-1].total_quantity
                 await self.clock.sleep_until(self.clock.now() + timedelta(seconds=1))
         return answers

@@ -97,7 +97,7 @@ async def trade(
         await clock.advance(ticks[place].at - clock.now())
         await venue.market.take(ticks[place], venue.exchange.on_tick)
         for act in acts[place]:
-            await (venue.exchange.reset_account(act) if isinstance(act, str) else venue.exchange.place_order(act))
+            await (venue.exchange.reset_account(act) if isinstance(act, str) else venue.exchange.place_orders(act))
         place += 1
     await agree_with_rows(venue)
     await venue.exchange.resign()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from decimal import Decimal
 from functools import partial
 
@@ -132,20 +132,20 @@ async def test_an_unreachable_account_does_not_keep_others_from_being_halted(
 async def test_a_restarted_flatten_makes_new_attempts(
     operated: OperatedExchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    venue, place, tries = operated.venue, operated.venue.exchange.place_order, list[str | None]()
+    venue, place, tries = operated.venue, operated.venue.exchange.place_orders, list[str | None]()
     await venue.buy("0.1", leverage=D(5))
     await venue.buy("0.02", type=OrderType.LIMIT, limit_price=D(90_000))
 
     async def refuse_to_cancel(account_id: str, order_id: str) -> OrderAnswer:
         raise Unavailable("what became of an order is not known yet")
 
-    async def place_and_note(order: Order) -> OrderAnswer:
-        tries.append(order.client_order_id)
-        return await place(order)
+    async def place_and_note(*orders: Order) -> Sequence[OrderAnswer]:
+        tries.extend(order.client_order_id for order in orders)
+        return await place(*orders)
 
     monkeypatch.setattr(operations, "FLATTEN_S", 0.05)
     monkeypatch.setattr(venue.exchange, "cancel_order", refuse_to_cancel)
-    monkeypatch.setattr(venue.exchange, "place_order", place_and_note)
+    monkeypatch.setattr(venue.exchange, "place_orders", place_and_note)
     venue.source.troubles["BTC"] = "its price is an outlier"
     await operated.ask(Verb.FLATTEN)
 

@@ -165,19 +165,14 @@ class RecordingExchange(PaperExchange):
         finally:
             self.journal.is_following = False
 
-    async def place_order(self, order: Order) -> OrderAnswer:
-        assert order.client_order_id is not None
-        if self.before_order is not None and order.account_id == MODEL:
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
+        if self.before_order is not None and orders[0].account_id == MODEL:
             begin, self.before_order = self.before_order, None
             await begin()
-        self.asked.setdefault((order.account_id, order.client_order_id), []).append(order)
-        return await super().place_order(order)
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
-        for order in (first, second):
+        for order in orders:
             assert order.client_order_id is not None
             self.asked.setdefault((order.account_id, order.client_order_id), []).append(order)
-        return await super().place_pair(first, second)
+        return await super().place_orders(*orders)
 
 
 class Process:
@@ -304,14 +299,14 @@ class Process:
         """Place an order, the same one for the same name, and remember the acknowledged ones."""
         first = self.order(name, quantity, **more)
         key = (first.account_id, name)
-        answer = await self.exchange.place_order(self.arena.asked.get(key, [first])[0])
+        (answer,) = await self.exchange.place_orders(self.arena.asked.get(key, [first])[0])
         assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
         return answer
 
     async def place_pair(self) -> None:
         """Place the same pair each time, and remember its acknowledged orders."""
         hedge = self.order("pair 2", "0.5", symbol="ETH", side=OrderSide.SELL)
-        for answer in await self.exchange.place_pair(self.order("pair 1"), hedge):
+        for answer in await self.exchange.place_orders(self.order("pair 1"), hedge):
             key = (answer.account_id, answer.client_order_id or "")
             assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
 

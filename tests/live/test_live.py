@@ -608,7 +608,7 @@ async def test_a_standby_shows_the_leaders_trades_and_sends_nothing(bench: Bench
     assert standby.accounts["apex"].positions == bench.account().positions
     before = len(bench.venue.sent)
     with pytest.raises(Unavailable, match="standby"):
-        await standby.place_order(
+        await standby.place_orders(
             Order(account_id="apex", symbol="BTC", side=OrderSide.SELL, quantity=D("0.1"), reduce_only=True)
         )
     await standby.on_tick(bench.source.script[-1])
@@ -756,5 +756,5 @@ async def test_a_pair_is_refused_since_no_venue_has_atomic_pairs(bench: Bench) -
     before = len(bench.venue.sent)
     order = Order(account_id="apex", symbol="BTC", side=OrderSide.BUY, quantity=D("0.1"))
     with pytest.raises(InvalidInput, match="no pair of orders is atomic there; use single orders"):
-        await bench.exchange.place_pair(order, order)
+        await bench.exchange.place_orders(order, order)
     assert len(bench.venue.sent) == before

@@ -294,7 +294,7 @@ async def test_an_account_removed_by_an_operator_is_not_a_finding(season: Floor)
         limit_price=Decimal(80_000), leverage=Decimal(1),
     )  # fmt: skip
     for _ in range(2):
-        assert (await season.exchange.place_order(limit)).status is OrderStatus.RESTING
+        assert (await season.exchange.place_orders(limit))[0].status is OrderStatus.RESTING
         await _hour(season)
         await season.see(after_s=4200)
         await _record(season)
@@ -311,7 +311,7 @@ async def test_manual_trades_and_the_plan_of_a_closed_position_stay_in_the_recor
         leverage=Decimal(1), exit_plan=ExitPlan(stop=Decimal(80_000)), manual=True,
     )  # fmt: skip
     for order in (buy, replace(buy, side=OrderSide.SELL, exit_plan=None, reduce_only=True)):
-        assert (await season.exchange.place_order(order)).status is OrderStatus.FILLED
+        assert (await season.exchange.place_orders(order))[0].status is OrderStatus.FILLED
     await _record(season)
     assert await _found(season.database) == []
     for statement, expected in (

@@ -150,7 +150,7 @@ async def repeat(
 async def _carry_out(exchange: PaperExchange, database: Database, act: Act) -> None:
     if act.order:
         request = {"accountId": act.account_id, "clientOrderId": str(act.number), **act.order}
-        await exchange.place_order(msgspec.convert(request, PlaceOrderInput).to_order())
+        await exchange.place_orders(msgspec.convert(request, PlaceOrderInput).to_order())
         return
     if not act.order and act.cancels is None:
         await exchange.open_account(act.account_id)

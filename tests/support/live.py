@@ -185,7 +185,7 @@ class Bench:
 
     async def place(self, side: OrderSide, quantity: str, **more: Any) -> OrderAnswer:
         fields = {"account_id": "apex", "symbol": "BTC", **more}
-        return await self.exchange.place_order(Order(side=side, quantity=Decimal(quantity), **fields))
+        return (await self.exchange.place_orders(Order(side=side, quantity=Decimal(quantity), **fields)))[0]
 
     def account(self, account_id: str = "apex") -> Account:
         return self.exchange.accounts[account_id]

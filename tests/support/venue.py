@@ -95,12 +95,13 @@ class Venue:
 
     async def _place(self, side: OrderSide, quantity: str, more: dict[str, object]) -> OrderAnswer:
         fields = {"account_id": "a", "symbol": "BTC", **more}
-        return await self.exchange.place_order(Order(side=side, quantity=Decimal(quantity), **fields))  # type: ignore[arg-type]
+        order = Order(side=side, quantity=Decimal(quantity), **fields)  # type: ignore[arg-type]
+        return (await self.exchange.place_orders(order))[0]
 
     async def pair(self, first: Mapping[str, object], second: Mapping[str, object]) -> Sequence[OrderAnswer]:
         """Place a pair of orders, each given by what differs from buying 0.01 BTC for the account a."""
         usual = {"account_id": "a", "symbol": "BTC", "side": OrderSide.BUY, "quantity": Decimal("0.01")}
-        return await self.exchange.place_pair(*(Order(**{**usual, **each}) for each in (first, second)))  # type: ignore[arg-type]
+        return await self.exchange.place_orders(*(Order(**{**usual, **each}) for each in (first, second)))  # type: ignore[arg-type]
 
     async def rows(self) -> dict[str, Account]:
         async with self.database.connection() as conn:

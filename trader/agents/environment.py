@@ -126,7 +126,6 @@ class ServiceEnvironment:
     async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
         self._inputs = None
         await self._record.before_order()
-        orders, exchange = self._record.orders(approved), self._exchange
-        answers = [await exchange.place_order(*orders)] if len(orders) == 1 else await exchange.place_pair(*orders)
+        answers = await self._exchange.place_orders(*self._record.orders(approved))
         self._inputs = self._call.answered([each.symbol for each in approved], answers[-1].at)
         return answers

@@ -113,26 +113,15 @@ class PaperExchange(ExchangeBase):
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    async def place_order(self, order: Order) -> OrderAnswer:
-        """Place an order and return its answer after the commit. A refusal is an answer with status `rejected`.
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
+        """Place an order, or a pair in one transaction. Return the answers after the commit.
 
         A repeated client order id of the same account gets the first answer again, unless that order was rejected
-        before its account was open.
+        before its account was open. With latency, a pair meets the first books of which both markets have one.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
-        :raises Unavailable: the database did not confirm the order; retry with the same client order id
+        :raises Unavailable: the database did not confirm the orders; retry with the same client order ids
         """
-        (answer,) = await self._place(order)
-        return answer
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
-        """Place two market orders of an account in one transaction, as `place_order` does one.
-
-        With latency, they meet the first books of which both markets have one at or after it.
-        """
-        return await self._place(first, second)
-
-    async def _place(self, *orders: Order) -> Sequence[OrderAnswer]:
         with self._accounts.service_level.order():
             self._refuse_unless_trading()
             return await self._session.place(orders)

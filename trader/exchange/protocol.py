@@ -144,22 +144,15 @@ class Exchange(Protocol):
 
     # Writes
 
-    async def place_order(self, order: Order) -> OrderAnswer:
-        """Place an order; a refusal is an answer with status `rejected`. A client order id always gets the same answer.
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
+        """Place an order, or a pair of market orders of an account: at the same moment, the second after the first.
 
-        :raises InvalidInput: unknown market, leverage above the market's, missing limit price
+        A refusal is an answer with status `rejected`; both of a pair fill completely, or both are rejected. A client
+        order id always gets the same answer.
+
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price; a pair at a venue
         :raises OrderUndecided: the outcome at the venue is not yet known; retry with the same client order id
-        :raises Unavailable: the database did not confirm the order; retry likewise
-        """
-        ...
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
-        """Place two market orders of an account at the same moment, the second after the first.
-
-        Both fill completely, or both are rejected. Their client order ids always get the same answers.
-
-        :raises InvalidInput: as for `place_order`, or the account is at a venue, none of which has atomic pairs
-        :raises Unavailable: the database did not confirm the orders; retry with the same client order ids
+        :raises Unavailable: the database did not confirm the orders; retry likewise
         """
         ...
 

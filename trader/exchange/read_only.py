@@ -74,10 +74,7 @@ class ReadOnlyExchange(ExchangeBase):
         capital = ZERO if self._is_live else self._settings.initial_capital
         return unopened_account(account_id, capital, self._settings.quote_currency, self._clock.now())
 
-    async def place_order(self, order: Order) -> OrderAnswer:
-        self._refuse()
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
         self._refuse()
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:

@@ -150,26 +150,24 @@ class LiveExchange(ExchangeBase):
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    async def place_order(self, order: Order) -> OrderAnswer:
+    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
         """Place an order at the venue; after the commit, return its fills.
 
-        :raises InvalidInput: unknown market, leverage above the market's, missing limit price
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price, more than one order
         :raises OrderUndecided: the outcome is not known yet; retry with the same client order id
         :raises Unavailable: the database did not confirm the order; retry with the same client order id
         """
-        order = validate_order(order, self.markets)
+        if len(orders) > 1:
+            why = "a venue fills each order for itself, so no pair of orders is atomic there; use single orders"
+            raise InvalidInput(Issue(("pair",), why))
+        order = validate_order(orders[0], self.markets)
         with self._accounts.service_level.order():
             account = self.live_account(order.account_id)
 
             async def place(orders: Sequence[Order]) -> Sequence[OrderAnswer]:
                 return [await self._running_jobs().shield(account.place(order)) for order in orders]
 
-            (answer,) = await self._idempotent.once([order], place)
-            return answer
-
-    async def place_pair(self, first: Order, second: Order) -> Sequence[OrderAnswer]:
-        why = "a venue fills each order for itself, so no pair of orders is atomic there; use single orders"
-        raise InvalidInput(Issue(("pair",), why))
+            return await self._idempotent.once([order], place)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order at the venue; return one that no longer rests unchanged. Raise `NotFound`."""

@@ -412,7 +412,7 @@ class OperatorCommands:
             cause=Cause.OPERATOR,
         )
         try:
-            answer = await self._exchange.place_order(order)
+            (answer,) = await self._exchange.place_orders(order)
         except Unavailable:
             raise
         except TraderError as error:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.tools import Change
@@ -44,20 +44,15 @@ log = logging.getLogger("trader.baselines")
 _INSTANT: Final = timedelta(milliseconds=1)
 
 
-class WaitingDecisions(NamedTuple):
-    """Decisions of a rule agent that wait for the first tick at or after `due`."""
-
-    decisions: Sequence[Change]
-    due: datetime
-
-
 class _Follower(FollowedAccount):
     """The account of a baseline. `is_saved`: its row holds the current state."""
 
     def __init__(self, baseline: Baseline, state: BaselineState) -> None:
         super().__init__(state)
         self.baseline = baseline
-        self.waiting: WaitingDecisions | None = None
+        self.waiting: tuple[Sequence[Change], datetime] | None = None
+        """Decisions of its rule agent, and the time at or after which the first tick executes them."""
+
         self.is_saved = False
 
     def apply(self, posting: Posting | None) -> None:
@@ -124,10 +119,14 @@ class Baselines:
         moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
         self._apply(moment)
         for follower in self._followers.values():
-            waiting = follower.waiting
-            if waiting is not None and moment.at >= waiting.due and has_marks(follower.account, moment.marks):
-                follower.waiting = None
-                self._execute(follower, waiting.decisions, moment)
+            if follower.waiting is None or tick.at < follower.waiting[1] or not has_marks(follower.account, marks):
+                continue
+            (decisions, _), follower.waiting = follower.waiting, None
+            assert follower.baseline.variant is not None, "only a rule agent decides"
+            limits, context = VARIANTS[follower.baseline.variant].limits, partial(self._context, follower, tick.at)
+            parts = context, limits, moment, self._rules, self._market.funding_rate
+            for posting in execute_of_rule_agent(decisions, *parts):
+                follower.apply(posting)
         self._seen_until = tick.at
 
     def _apply(self, moment: Moment) -> None:
@@ -136,14 +135,6 @@ class Baselines:
             if has_marks(follower.account, moment.marks):
                 follower.apply(apply_tick(follower.account, moment, self._rules, self._market.funding_rate))
         self._seen_marks = dict(moment.marks)
-
-    def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
-        """Pass decisions in sequence through the variant's guard to the rules of the exchange."""
-        assert follower.baseline.variant is not None, "only a rule agent decides"
-        limits, context = VARIANTS[follower.baseline.variant].limits, partial(self._context, follower, moment.at)
-        parts = context, limits, moment, self._rules, self._market.funding_rate
-        for posting in execute_of_rule_agent(decisions, *parts):
-            follower.apply(posting)
 
     def _context(self, follower: _Follower, now: datetime) -> RiskContext:
         lowest = follower.equity.lowest_on(now.date())
@@ -182,7 +173,7 @@ class Baselines:
                 continue
             view = await self._observer.view_of(context, follower.history(now), variant.agent().shown)
             decisions = [each for each in variant.agent().decide(view) if isinstance(each, Change)]
-            follower.waiting = WaitingDecisions(decisions, due) if decisions else None
+            follower.waiting = (decisions, due) if decisions else None
 
     def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
         """Open each baseline at the first moment at which every listed market has a price."""

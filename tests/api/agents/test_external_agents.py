@@ -1,6 +1,7 @@
 """Keys of external agents over HTTP: permissions, limits, and changes by commands while the service runs."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -285,13 +286,13 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
     view = await desk.call("agent.getView", key)
     exchange, first = desk.floor.exchange, await desk.call("agent.placeOrder", key, **order_of(view, "before"))
 
-    async def die(order: Order) -> OrderAnswer:
+    async def die(*orders: Order) -> Sequence[OrderAnswer]:
         if is_lost:
-            await place(order)
+            await place(*orders)
         raise SystemExit  # the process ends between the order and its answer
 
-    place = exchange.place_order
-    monkeypatch.setattr(exchange, "place_order", die)
+    place = exchange.place_orders
+    monkeypatch.setattr(exchange, "place_orders", die)
     decision = PlaceOrder(
         symbol="BTC", side="buy", quantity=0.02, client_order_id="dying", exit_plan=PlannedExit(stop=90000)
     )

@@ -47,7 +47,8 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
         if context.settings.manual_orders == "off":
             raise ManualOrdersOff(f"{request.account_id} is a model, and MANUAL_ORDERS=off refuses manual orders")
         order = msgspec.structs.replace(order, manual=True)
-    return OrderOutput(order=OrderView.of(await context.exchange.place_order(order)))
+    (answer,) = await context.exchange.place_orders(order)
+    return OrderOutput(order=OrderView.of(answer))
 
 
 @procedure("simulator.cancelOrder", changes=True, paper_only=True)
