@@ -61,7 +61,6 @@ def environment(account: Account | None = None, *, quoted_at: datetime = NOW) ->
         rules=rules_of(make_settings(), {"BTC": MARKETS["BTC"]}),
         rate_of_hour=rate,
         moment=lambda: Moment(NOW, quotes, marks),
-        seen_until=lambda: NOW,
     )
     return RulesEnvironment(context, VariantLimits(leverage_max=5), account, session, orders)
 

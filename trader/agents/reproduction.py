@@ -168,7 +168,6 @@ def _session_at(
         rules=inputs.rules,
         rate_of_hour=lambda *key: rates[key],
         moment=lambda: moment,
-        seen_until=lambda: moment.at,
         wait=wait,
         refusal_of_price=lambda _symbol, _moment: None,
         **change,

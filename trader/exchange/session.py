@@ -36,11 +36,6 @@ async def place_directly(orders: Sequence[Order], place: Place) -> Sequence[Orde
     return await place(orders)
 
 
-def refusal_at(symbol: str, moment: Moment) -> str | None:
-    """Return why a market cannot be traded at a moment, or None."""
-    return refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at)
-
-
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Trades for accounts through its ports; by default nothing waits, is halted, is missed or is repeated."""
 
@@ -49,20 +44,22 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     moment: Callable[[], Moment]
     """Returns the markets for a decision now."""
 
-    seen_until: Callable[[], datetime]
-    """Returns the time up to which the accounts have seen the market."""
-
     change: Callable[[str, Decide], Awaitable[Posting | None]]
     """Decides on an account and posts the result; None: nothing was decided, or the account is gone."""
 
     wait: Callable[[Sequence[str]], Awaitable[str | None]] = _at_once
     """Waits for the books that orders placed now will meet. Returns None, or why there is none."""
 
-    refusal_of_price: Callable[[str, Moment], str | None] = refusal_at
+    refusal_of_price: Callable[[str, Moment], str | None] = lambda symbol, moment: refusal_to_trade(
+        moment.quotes.get(symbol), symbol, moment.at
+    )
     """Returns why nothing can be decided in a market now, or None."""
 
     halted: Callable[[str], str | None] = lambda _account_id: None
     """Returns why an account may not open or add now, or None."""
+
+    seen_until: Callable[[], datetime] | None = None
+    """Returns the time up to which the accounts have seen the market; None: that of the moment."""
 
     once: Once = place_directly
     """Returns the first answers to the orders' client order ids; if there are none, places the orders."""
@@ -111,7 +108,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     async def cancel(self, account_id: str, order_id: UUID) -> None:
         """Cancel an order if it rests."""
-        await self.change(account_id, lambda account: rules_of_exchange.cancel(account, order_id, self.seen_until()))
+        at = self.seen_until or (lambda: self.moment().at)
+        await self.change(account_id, lambda account: rules_of_exchange.cancel(account, order_id, at()))
 
 
 def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:

@@ -89,9 +89,7 @@ def execute_of_rule_agent(
 
     `context` returns its current risk context, with the changes so far.
     """
-    session = partial(
-        Session, rules=rules, rate_of_hour=rate_of_hour, moment=lambda: moment, seen_until=lambda: moment.at
-    )
+    session = partial(Session, rules=rules, rate_of_hour=rate_of_hour, moment=lambda: moment)
     for decision in decisions:
         current = context()
 
