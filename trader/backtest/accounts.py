@@ -21,12 +21,12 @@ from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import ceil_second, epoch_second
-from trader.core.money import ZERO, divide
+from trader.core.money import ZERO
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import Halt
 from trader.exchange.domain.ledger import Posting, unopened_account
-from trader.exchange.domain.orders import AnswerFill, OrderAnswer, OrderStatus
+from trader.exchange.domain.orders import AnswerFill, OrderAnswer
 from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import Snapshot
@@ -250,18 +250,8 @@ def _note_orders(orders: dict[UUID, OrderAnswer], posting: Posting) -> None:
         fills = [fill for fill in posting.fills if fill.request_id == order_id]
         rows, answer = {fill.order_id for fill in fills}, orders[order_id]
         made = (*answer.fills, *(AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in fills))
-        quantity = sum((fill.quantity for fill in made), ZERO)
-        notional = sum((fill.quantity * fill.price for fill in made), ZERO)
-        orders[order_id] = msgspec.structs.replace(
-            answer,
-            status=answer.status if change.status == "RESTING" else OrderStatus(change.status.lower()),
-            reason=change.cancel_reason,
-            total_quantity=quantity,
-            average_price=divide(notional, quantity) if quantity else None,
-            total_fees=sum((fill.fee for fill in made), ZERO),
-            realized_pnl=answer.realized_pnl + sum((t.gross_pnl for t in posting.trades if t.id in rows), ZERO),
-            fills=made,
-        )
+        realized = answer.realized_pnl + sum((t.gross_pnl for t in posting.trades if t.id in rows), ZERO)
+        orders[order_id] = answer.so_far(change.status, change.cancel_reason, made, realized)
 
 
 class ModelAccount(BacktestAccount):

@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-import msgspec
-
 from trader.core.errors import NotFound
-from trader.core.money import ZERO, divide
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
-from trader.exchange.domain.orders import Order, OrderAnswer, OrderStatus
+from trader.exchange.domain.orders import Order, OrderAnswer
 from trader.exchange.session import Place, same_contents
 from trader.exchange.sql import accounts as store
 from trader.market.domain.markets import refusal_to_trade
@@ -84,20 +81,7 @@ async def present_answer(database: Database, account_id: str, order_id: UUID) ->
         state = await store.select_limit_order_status(conn, account_id, order_id)
         fills = await store.select_fills_of_request(conn, order_id)
         realized = await store.select_realized_of_request(conn, order_id)
-    if state is None:
-        return answer
-    status, reason = state
-    quantity = sum((fill.quantity for fill in fills), ZERO)
-    return msgspec.structs.replace(
-        answer,
-        status=OrderStatus.FILLED if status == "FILLED" else OrderStatus.CANCELLED,
-        reason=reason,
-        total_quantity=quantity,
-        average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
-        total_fees=sum((fill.fee for fill in fills), ZERO),
-        realized_pnl=realized,
-        fills=tuple(fills),
-    )
+    return answer if state is None else answer.so_far(*state, fills, realized)
 
 
 def no_such_order(account_id: str, order_id: str) -> NotFound:

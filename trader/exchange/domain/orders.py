@@ -1,6 +1,7 @@
 """Orders, answers, fills, payments and trades: the values that all exchanges share."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -8,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.core.money import ZERO
+from trader.core.money import ZERO, divide
 
 
 class Side(StrEnum):
@@ -219,4 +220,21 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             contents_digest=None if order.client_order_id is None else order.contents_digest(),
             reason=reason,
             manual=order.manual,
+        )
+
+    def so_far(
+        self, status: str, reason: str | None, fills: Sequence[AnswerFill], realized_pnl: Decimal
+    ) -> "OrderAnswer":
+        """Return the current answer of an order that rests or has rested, by its row's status and all its fills."""
+        quantity = sum((fill.quantity for fill in fills), ZERO)
+        notional = sum((fill.quantity * fill.price for fill in fills), ZERO)
+        return msgspec.structs.replace(
+            self,
+            status=OrderStatus(status.lower()),
+            reason=reason,
+            total_quantity=quantity,
+            average_price=divide(notional, quantity) if quantity else None,
+            total_fees=sum((fill.fee for fill in fills), ZERO),
+            realized_pnl=realized_pnl,
+            fills=tuple(fills),
         )
