@@ -144,6 +144,8 @@ class Baselines:
         """Apply the ticks of (since, until] to the baselines; if unavailable, they continue from the next tick."""
         try:
             async for moments in missed_moments(self._market, since, until, self._seen_marks):
+                if all(follower.account.is_idle for follower in self._followers.values()):
+                    break
                 for moment in moments:
                     self._apply(moment)
                 await asyncio.sleep(0)
