@@ -126,7 +126,8 @@ async def test_longs_are_liquidated_at_book_prices_and_never_owe_money(crash: Cr
         # 1 % of the notional on top of the taker fee, at a price within the candle of its minute.
         notional = fill["quantity"] * fill["price"]
         assert fill["liquidation_fee"] == notional / 100 or (number and 0 <= fill["liquidation_fee"] < notional / 100)
-        assert fill["fee"] == notional * Decimal("0.0005")
+        is_taken_over = fill is small[-1] and accounts["small"].cash == 0  # at the mark, without a taker fee
+        assert fill["fee"] == (0 if is_taken_over else notional * Decimal("0.0005"))
         assert Decimal(2380) < fill["price"] < Decimal(2600)
 
     # The large one falls through: its unpaid loss is written off, to the last digit.
@@ -135,7 +136,7 @@ async def test_longs_are_liquidated_at_book_prices_and_never_owe_money(crash: Cr
     assert "ETH" not in accounts["large"].positions
     assert accounts["large"].cash == 0
     large = [row for row in fills if row["account_id"] == "large"]
-    assert len({row["created_at"] for row in large}) > 5, "it was closed over many seconds"
+    assert len({row["created_at"] for row in large}) > 3, "it was closed over several seconds"
 
     report = await audit(database)
     assert report.problems == []
@@ -165,7 +166,6 @@ async def test_a_position_opened_over_http_is_liquidated_in_the_running_service(
             assert trade["exitPrice"] < placed["averagePrice"] * 0.93
             # Both fees of every step, unless the fall consumed the funds that cap the liquidation fee.
             assert account["equity"] == 0 or trade["fees"] > trade["exitPrice"] * trade["quantity"] * 0.0105 * 0.9
-            assert trade["fees"] > trade["exitPrice"] * trade["quantity"] * 0.001 * 0.9
             assert trade["leverage"] == 10
         again = await service.call("simulator.placeOrder", **{**order, "quantity": 0.01})
         assert again["order"]["status"] in {"filled", "rejected"}
@@ -175,7 +175,7 @@ async def test_a_position_opened_over_http_is_liquidated_in_the_running_service(
 
 
 async def liquidated(service: ServiceProcess) -> Any:
-    # Between its steps equity may be below zero: thin books end positions ticks apart.
+    # Thin books end positions ticks apart.
     await becomes(lambda: service.call("trading.getPositions", modelId="brave"), [], within_s=120)
     trades = (await service.call("trading.getTrades", modelId="brave"))["trades"]
     assert {trade["closeReason"] for trade in trades} == {"liquidation"}
