@@ -107,7 +107,7 @@ export function Select({ label, options, value, onChange }) {
  * A value and its interval on the scale [least, most].
  * @param {any} props
  */
-export function Interval({ low, high, value, least, most, color, reason, unit = ' %' }) {
+export function Interval({ low, high, value, least, most, color, reason, unit = ' %', places = 0 }) {
   const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
   const style = {
     '--zero': at(0),
@@ -126,7 +126,7 @@ export function Interval({ low, high, value, least, most, color, reason, unit = 
       low == null && reason
         ? html`<span class="sub">${reason}</span>`
         : isCut
-          ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)}${unit}, cut</span>`
+          ? html`<span class="sub">${signed(low, places)} to ${signed(high, places)}${unit}, cut</span>`
           : ''
     }`
 }

@@ -23,7 +23,10 @@ export const numberOf = value => (value == null ? null : Number(value))
 /** A column of names. */
 export const text = (key, title, cell = row => row[key]) => ({ key, title, isText: true, by: row => row[key], cell })
 
-/** A column of figures, written by `cell(value, row)`. */
+/**
+ * A column of figures, written by `cell(value, row)`.
+ * @param {(value: any, row?: any) => any} [cell]
+ */
 export const figure = (key, title, cell = value => number(value, 0)) => ({
   key,
   title,

@@ -28,7 +28,8 @@ function Comparison({ title, compared, unit, figures, notes, sizes }) {
       key: 'interval',
       title: `${signed(least, 1)} to ${signed(most, 1)}`,
       csv: one => ({ low: one.low, high: one.high }),
-      cell: one => html`<${Interval} low=${one.low} high=${one.high} value=${one.median} least=${least} most=${most} unit=" bp" />`,
+      cell: one =>
+        html`<${Interval} low=${one.low} high=${one.high} value=${one.median} least=${least} most=${most} unit=" bp" />`,
     },
   ]} /><p>${notes.join('. ')}</p></${Section}>`
 }

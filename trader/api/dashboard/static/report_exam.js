@@ -68,13 +68,16 @@ const scaleOfRows = rows =>
     rows.flatMap(one => one.interval ?? []),
   )
 
-/** A column of intervals on a common scale, which its head tells. */
+/**
+ * A column of intervals on a common scale, which its head tells.
+ * @param {number[]} bounds
+ */
 const interval = ([least, most], places) => ({
   key: 'interval',
   title: `${signed(least, places)} to ${signed(most, places)}`,
   csv: one => ({ '95 % low': one.interval?.[0], '95 % high': one.interval?.[1] }),
   cell: one => html`<${Interval} low=${one.interval?.[0]} high=${one.interval?.[1]} value=${one.value} least=${least}
-    most=${most} unit="" />`,
+    most=${most} unit="" places=${places} />`,
 })
 
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */

@@ -45,8 +45,11 @@ function contentOf(data) {
 export function Report({ data, children }) {
   const content = useMemo(() => contentOf(data), [])
   const { entrant, variants, models, references } = content
-  const equity = models.length > 1 ? `The equity of each variant in percent of the starting capital; of several ${entrant}s,
-    their average.` : 'The equity in percent of the starting capital.'
+  const equity =
+    models.length > 1
+      ? `The equity of each variant in percent of the starting capital; of several ${entrant}s,
+    their average.`
+      : 'The equity in percent of the starting capital.'
   const dashed = references.length ? ` Dashed: ${references.map(one => one.name).join(', ')}.` : ''
   return html`<${Head} ...${content} />
     <${Section} title="Equity" words=${equity + dashed}><${Curves} content=${content} valuesOf=${values => values} /></${Section}>
@@ -92,11 +95,14 @@ function Curves({ content, valuesOf, top }) {
   const several = variants.filter(one => one.models.length > 1)
   return html`<div class="panel card"><${Legend} variants=${variants} />
       <${Chart} content=${content} valuesOf=${valuesOf} top=${top} /></div>
-    <div class="cards">${several.map(
-      one => html`<div key=${one.id} class="panel card">
-      <h3>${one.label}, ${one.models.length} ${entrant}s</h3>
-      <${Chart} content=${content} variant=${one} valuesOf=${valuesOf} top=${top} /></div>`,
-    )}</div>`
+    ${
+      several.length > 0 &&
+      html`<div class="cards">${several.map(
+        one => html`<div key=${one.id} class="panel card">
+        <h3>${one.label}, ${one.models.length} ${entrant}s</h3>
+        <${Chart} content=${content} variant=${one} valuesOf=${valuesOf} top=${top} /></div>`,
+      )}</div>`
+    }`
 }
 
 /** @param {any} props Without a variant, the chart is of all of them. */
@@ -195,7 +201,12 @@ function Costs({ costs, hasCosts, isBacktest, isSeason, unexplained, variantOf }
     }</p>`
   }<${Sheet} label="Parts of the change" rows=${sums} columns=${[
     text('name', 'part'),
-    { key: 'bar', title: '', isText: true, cell: row => html`<${Bar} value=${row.amount} least=${least} most=${most} />` },
+    {
+      key: 'bar',
+      title: '',
+      isText: true,
+      cell: row => html`<${Bar} value=${row.amount} least=${least} most=${most} />`,
+    },
     figure('amount', 'amount', value => signed(value, 0)),
   ]} />
   <${Sheet} label="Where the money went" rows=${rows} columns=${[
@@ -236,12 +247,12 @@ function Board({ entrant, hasCosts, models, unvalued, variantOf }) {
       },
     },
     text('verdict', 'against the next', row =>
-      row.verdict
-        ? html`<span class=${row.why ? 'soft' : ''} title=${row.why ?? ''}>${row.verdict}</span>`
-        : '–',
+      row.verdict ? html`<span class=${row.why ? 'soft' : ''} title=${row.why ?? ''}>${row.verdict}</span>` : '–',
     ),
     figure('drawdown', 'drawdown', value => percent(value, 1)),
-    figure('withinMinute', 'trades under 1 min', (value, row) => value == null ? '–' : `${whole(value)} of ${whole(row.trades)}`),
+    figure('withinMinute', 'trades under 1 min', (value, row) =>
+      value == null ? '–' : `${whole(value)} of ${whole(row.trades)}`,
+    ),
     gain('change', 'change'),
     figure('equity', 'equity', value => number(value)),
     hasCosts && modelCost,

@@ -34,13 +34,11 @@ export function Report({ data }) {
 
 /** With four digits at most. */
 function shown(value) {
-  const size = Math.abs(Number(value))
-  const places = size >= 1000 || !size ? 0 : 3 - Math.floor(Math.log10(size))
-  return value == null ? '' : number(value, Math.min(10, places), 'exceptZero')
+  const places = String(Number(Number(value).toPrecision(4))).split('.')[1]?.length ?? 0
+  return value == null ? '' : number(value, places, 'exceptZero')
 }
 
-const inOrder = values =>
-  [...new Set(values)].sort((one, other) => Number(one) - Number(other) || compare(one, other))
+const inOrder = values => [...new Set(values)].sort((one, other) => Number(one) - Number(other) || compare(one, other))
 
 function HeatMap({ down, across, rows }) {
   const found = rows.filter(row => row.metric != null)
@@ -59,11 +57,11 @@ function HeatMap({ down, across, rows }) {
     const background = `color-mix(in srgb, var(--accent) ${Math.round(share)}%, var(--panel))`
     return html`<td style=${{ background }} title=${value}>${shown(value)}</td>`
   }
-  return html`<div class="panel scroll"><table>
+  return html`<div class="panel"><div class="scroll"><table>
     <thead><tr><th class="text">${down} ↓ ${across} →</th>${columns.map(
       column => html`<th key=${column} scope="col">${column}</th>`,
     )}</tr></thead>
     <tbody>${lines.map(
       (line, place) => html`<tr key=${line}><th scope="row" class="text">${line}</th>${cells[place].map(cell)}</tr>`,
-    )}</tbody></table></div>`
+    )}</tbody></table></div></div>`
 }
