@@ -95,7 +95,7 @@ def test_a_cassette_gives_the_same_ledger_without_a_provider(
     assert account["decisions"] == 7
     assert account["trades"] > 0
     assert account["modelCostUsd"] == pytest.approx(requests * COST_USD)
-    assert "before cut-off" in report_data(tmp_path / "asked" / "report.html")["models"][0]["name"]
+    assert "before cut-off" in report_data(tmp_path / "asked" / "report.html")["models"][0]["account"]["name"]
     for file in (tmp_path / "asked").rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 

@@ -83,7 +83,7 @@ async def words_of(folder: Path, *standings: RankedModel, close_reason: str = "s
     variants = {each.account.variant for each in standings}
     trades = [TradeOutcome(variant, "BTC", close_reason, 0.95, timedelta(hours=1)) for variant in sorted(variants)]
     nothing: dict[str, Any] | None = (
-        {"figures": [], "months": [], "monthly": [], "markets": []} if is_backtest else None
+        {"figures": [], "months": [], "monthly": [], "listings": [], "markets": []} if is_backtest else None
     )
     file = folder / "report.html"
     file.write_text(page(SeasonReport("own", standings, [], trades, backtest=nothing)), encoding="utf-8")

@@ -38,9 +38,9 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(
         accounts = await store.select_report_accounts(conn)
         assert len(accounts) == len(shown["evidence"]["entrants"]) == MODELS
         assert all(account.change == account.explained for account in accounts)
-        assert sorted((model["name"], model["equity"], model["change"]) for model in shown["models"]) == sorted(
-            (account.name, str(account.equity), str(account.change)) for account in accounts
-        )
+        assert sorted(
+            (model["account"]["name"], model["account"]["equity"], model["change"]) for model in shown["models"]
+        ) == sorted((account.name, str(account.equity), str(account.change)) for account in accounts)
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
     await _is_drawn(tmp_path)
     broken = await call("report")
@@ -51,8 +51,8 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(
         await conn.execute(CLOSE_SOONER)  # which also moves what is closed since the last snapshot to before it
     await call("report")
     shown = report_data(tmp_path / "season.html")
-    assert all(trades["brief"] == len(trades["values"]) for trades in shown["trades"])
-    assert all(model["withinMinute"] == model["trades"] > 0 for model in shown["models"])
+    assert all(trades["brief"] == 100 for trades in shown["trades"])
+    assert all(model["account"]["withinMinute"] == model["account"]["trades"] > 0 for model in shown["models"])
 
 
 async def _is_drawn(folder: Path) -> None:
@@ -70,12 +70,14 @@ async def _is_drawn(folder: Path) -> None:
         assert "This board cannot separate" in text
         heads, *rows = await rows_of(tab, "Leaderboard")
         for row, model in zip(rows, shown["models"], strict=True):
-            cells = dict(zip(heads, row, strict=True))
-            assert (cells["model"], cells["equity"]) == (model["name"], f"{Decimal(model['equity']):,.2f}")
+            cells, account = dict(zip(heads, row, strict=True)), model["account"]
+            assert (cells["model"], cells["equity"]) == (account["name"], f"{Decimal(account['equity']):,.2f}")
             assert cells["return"] == f"{model['returnPercent']:+.2f} %"
         heads, *rows = (await rows_of(tab, "Where the money went"))[8:]
         assert [row[0] for row in rows][-1] == "all"
-        assert Decimal(rows[-1][7].replace(",", "")) == round(Decimal(shown["costs"][-1]["change"]), 2)
+        assert Decimal(rows[-1][7].replace(",", "")) == round(
+            sum(Decimal(model["change"]) for model in shown["models"]), 2
+        )
 
 
 RESET = """
@@ -98,7 +100,7 @@ async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
     assert made.code == 0, made.err
     assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.out
     shown = report_data(tmp_path / "season.html")
-    assert [model["name"] for model in shown["models"]] == ["Trendsurfer Rules"]
+    assert [model["account"]["name"] for model in shown["models"]] == ["Trendsurfer Rules"]
     assert [(model["name"], model["initialCapital"]) for model in shown["unvalued"]] == [("Apex Rules", "4321")]
     if is_installed():
         async with opened_report(tmp_path / "season.html", tmp_path) as tab:

@@ -251,7 +251,7 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
     assert card["noiseFloor"]["ownNoise"] > 0
     assert card["decisions"] == {"UPDATE_EXIT_PLAN ok": 6}
     report = report_data(published.folder / "report.html")
-    assert {model["name"] for model in report["models"]} == {"Model ada", "Model bob", "Model cat"}
+    assert {model["account"]["name"] for model in report["models"]} == {"Model ada", "Model bob", "Model cat"}
     assert (report["start"], report["end"]) == ("2026-03-04T10:00:00.000Z", "2026-03-11T21:59:00.000Z")
     for path in leaves(card):
         other = deepcopy(card)

@@ -21,7 +21,7 @@ from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.snapshots import HourlyValue, hourly_points
 from trader.portfolio.tables import Table
-from trader.seasons.page import RankedModel, ReferenceCurve, SeasonReport, percent_curve
+from trader.seasons.page import RankedModel, SeasonReport, percent_curve
 from trader.settings.settings import Settings
 
 CANDLES_MAX: Final = 4000
@@ -44,14 +44,14 @@ async def make_report(
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
     baselines = [each for each in run.baselines if each.hours and each.baseline != HOLD_NOTHING]
     held = [each for each in baselines if each.baseline == BUY_AND_HOLD]
-    listings = listing_lines(listings_value(run.market.markets))
+    listings = list(listing_lines(listings_value(run.market.markets)))
     return SeasonReport(
         name,
         standings,
         [],
         run.outcomes(),
         evidence,
-        references=[ReferenceCurve(each.baseline.name, percent_curve(_points(each), _capital(each))) for each in held],
+        references={each.baseline.name: percent_curve(_points(each), _capital(each)) for each in held},
         backtest={
             "figures": _figures(run, settings, ranked, baselines),
             **_months(ranked, held),

@@ -5,13 +5,15 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+import msgspec
+
 from trader.core.statistics import EquityPoint
 from trader.database.pool import Connection
 
 SEASON_TIMEOUT_S: Final = 600.0
 
 
-class AccountReport(NamedTuple):
+class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A model's current run by its books up to its last snapshot, and that snapshot.
 
     `equity = initial_capital + gross + unrealized − fees − liquidation_fees + funding + insurance`, if books and
@@ -89,7 +91,7 @@ async def select_report_accounts(conn: Connection) -> list[AccountReport]:
     return [AccountReport(**row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
 
 
-class UnvaluedModel(NamedTuple):
+class UnvaluedModel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A model whose current run has no snapshot yet, for example after a reset: no row holds its equity."""
 
     model_id: str

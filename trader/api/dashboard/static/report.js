@@ -1,6 +1,6 @@
 // @ts-check
 // What all reports share: the page of a file's data, its sections, and the columns of its tables.
-import { Money, Table } from './components.js'
+import { Interval, Money, Table } from './components.js'
 import { number } from './format.js'
 import { html, render } from './lib.js'
 
@@ -37,3 +37,19 @@ export const figure = (key, title, cell = value => number(value, 0)) => ({
 /** A column of gains and losses, with all their digits as a title. */
 export const gain = (key, title, unit = '', places = 2) =>
   figure(key, title, value => html`<${Money} value=${value} places=${places} unit=${unit} />`)
+
+/**
+ * A column of values and their intervals on the scale [least, most]: `of(row)` is {value, low, high} and how to show it.
+ * @param {number[]} bounds
+ */
+export const interval = (title, [least, most], of) => ({
+  key: 'interval',
+  title,
+  csv: row => ({ [`${title}, low`]: of(row).low, [`${title}, high`]: of(row).high }),
+  cell: row => {
+    const { told, ...shown } = of(row)
+    return shown.value == null
+      ? '–'
+      : html`<${Interval} ...${shown} least=${least} most=${most} />${told && html`<span class="sub">${told}</span>`}`
+  },
+})

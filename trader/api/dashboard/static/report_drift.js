@@ -1,9 +1,8 @@
 // @ts-check
 // The drift between paper and venue: a row for each market, side and size, with the middle 90 % and the median.
-import { Interval } from './components.js'
 import { number, signed } from './format.js'
 import { html } from './lib.js'
-import { Section, Sheet, figure, text } from './report.js'
+import { Section, Sheet, figure, interval, text } from './report.js'
 
 const errors = key => figure(key, key, value => signed(value))
 
@@ -24,12 +23,10 @@ function Comparison({ title, compared, unit, figures, notes, sizes }) {
     errors('median'),
     figure('p95', 'p95', value => number(value)),
     errors('worst'),
-    {
-      key: 'interval',
-      title: `${signed(least, 1)} to ${signed(most, 1)}`,
-      csv: one => ({ low: one.low, high: one.high }),
-      cell: one =>
-        html`<${Interval} low=${one.low} high=${one.high} value=${one.median} least=${least} most=${most} unit=" bp" />`,
-    },
+    interval(`${signed(least, 1)} to ${signed(most, 1)}`, [least, most], one => ({
+      ...one,
+      value: one.median,
+      unit: ' bp',
+    })),
   ]} /><p>${notes.join('. ')}</p></${Section}>`
 }

@@ -1,9 +1,9 @@
 // @ts-check
 // The report of an exam: profiles of skills, verdicts on pairs, and examples of single states.
-import { Interval, scaleOf } from './components.js'
+import { scaleOf } from './components.js'
 import { isolated, number, percent, signed } from './format.js'
 import { html } from './lib.js'
-import { Section, Sheet, figure, text } from './report.js'
+import { Section, Sheet, figure, interval, text } from './report.js'
 
 const WORDS = `A share is the expected value of an entrant's decisions over that of a decision maker who knows the law of each
   state, costs included: 1 is all of it, 0 is what holding nothing earns. The exam measures whether a model finds structure
@@ -68,17 +68,12 @@ const scaleOfRows = rows =>
     rows.flatMap(one => one.interval ?? []),
   )
 
-/**
- * A column of intervals on a common scale, which its head tells.
- * @param {number[]} bounds
- */
-const interval = ([least, most], places) => ({
-  key: 'interval',
-  title: `${signed(least, places)} to ${signed(most, places)}`,
-  csv: one => ({ '95 % low': one.interval?.[0], '95 % high': one.interval?.[1] }),
-  cell: one => html`<${Interval} low=${one.interval?.[0]} high=${one.interval?.[1]} value=${one.value} least=${least}
-    most=${most} unit="" places=${places} />`,
-})
+/** The column of their intervals on a common scale, which its head tells. */
+const intervals = (bounds, places) =>
+  interval(bounds.map(bound => signed(bound, places)).join(' to '), bounds, ({ value, interval }) => {
+    const [low, high] = interval ?? []
+    return { value, low, high, unit: '', places }
+  })
 
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */
 function Profile({ one, bounds }) {
@@ -91,7 +86,7 @@ function Profile({ one, bounds }) {
     <${Sheet} label=${one.entrant} rows=${sharesOf(one)} columns=${[
       text('edge', 'edge'),
       figure('share', 'share', value => signed(value)),
-      interval(bounds, 1),
+      intervals(bounds, 1),
       figure('states', 'states'),
       figure('size', 'size', value => number(value)),
       figure('over', 'oversized', value => percent(value, 0)),
@@ -106,7 +101,7 @@ function Figures({ title, words, entrants, of, places }) {
   return html`<${Section} title=${title} words=${words}><${Sheet} label=${title} rows=${rows} columns=${[
     text('entrant', 'entrant'),
     figure('value', 'mean', value => signed(value, places)),
-    interval(scaleOfRows(rows), places),
+    intervals(scaleOfRows(rows), places),
   ]} /></${Section}>`
 }
 

@@ -2,11 +2,11 @@
 // The report of a season or of the current runs, and what that of a backtest shares with it.
 import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
 import { inks } from './colors.js'
-import { Interval, Key, Tile, scaleOf, useChart } from './components.js'
+import { Key, Tile, scaleOf, useChart } from './components.js'
 import { EvidenceBoard, boundsOf } from './evidence.js'
-import { clock, day, number, percent, signed, signedPercent, whole } from './format.js'
+import { clock, day, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
-import { Section, Sheet, figure, gain, text } from './report.js'
+import { Section, Sheet, figure, gain, interval, text } from './report.js'
 
 const HEIGHT = 260
 const BINS = 48
@@ -28,14 +28,16 @@ const dateOf = at => date.format(new Date(at))
 /** The data with what its texts depend on: in a backtest, accounts trade, and a variant with one is named as it is. */
 function contentOf(data) {
   const isBacktest = data.kind === 'Backtest'
+  const models = data.models.map(({ account, ...one }) => ({ ...account, ...one }))
   const variants = data.variants
-    .map(one => ({ ...one, models: data.models.filter(model => model.variant === one.id) }))
+    .map(one => ({ ...one, models: models.filter(model => model.variant === one.id) }))
     .map(one => ({ ...one, label: isBacktest && one.models.length === 1 ? one.models[0].name : one.label }))
   return {
     ...data,
+    models,
     isBacktest,
     entrant: isBacktest ? 'account' : 'model',
-    hasCosts: !isBacktest || data.models.some(one => one.modelCost != null),
+    hasCosts: !isBacktest || models.some(one => one.modelCost != null),
     variants: variants.filter(one => one.models.length),
     variantOf: id => variants.find(one => one.id === id),
   }
@@ -44,12 +46,13 @@ function contentOf(data) {
 /** @param {any} props `children` follow the equity. */
 export function Report({ data, children }) {
   const content = useMemo(() => contentOf(data), [])
-  const { entrant, variants, models, references } = content
+  const { entrant, variants, models, references, variantOf } = content
   const equity =
     models.length > 1
       ? `The equity of each variant in percent of the starting capital; of several ${entrant}s,
     their average.`
       : 'The equity in percent of the starting capital.'
+  const groups = data.trades.map(({ variant, values }) => ({ ...variantOf(variant), values }))
   const dashed = references.length ? ` Dashed: ${references.map(one => one.name).join(', ')}.` : ''
   return html`<${Head} ...${content} />
     <${Section} title="Equity" words=${equity + dashed}><${Curves} content=${content} valuesOf=${values => values} /></${Section}>
@@ -57,7 +60,8 @@ export function Report({ data, children }) {
     <${Section} title="Drawdowns" words="How far each equity above is below its peak so far.">
       <${Curves} content=${content} valuesOf=${fallen} top=${0} /></${Section}>
     <${Section} title="Trades" words="Net profit of completed trades in percent of their entry notional.">
-      <div class="panel card"><${Legend} variants=${variants} /><${Histogram} trades=${data.trades} content=${content} /></div>
+      <div class="panel card"><${Legend} variants=${variants} /><${Drawn}
+        make=${host => histogram(host, groups, -TRADE_PERCENT, TRADE_PERCENT, BINS, HEIGHT)} /></div>
       <${Trades} ...${content} /></${Section}>
     <${Section} title="Where the money went" words=${`From the capital at the start to the equity at the end, each part
       summed from the books.${content.hasCosts ? ' The cost of the language models is paid outside the accounts and listed separately.' : ''}`}>
@@ -74,16 +78,17 @@ export function Report({ data, children }) {
     }`
 }
 
-function Head({ kind, name, start, end, entrant, isBacktest, models, trades, changePercent }) {
+function Head({ kind, name, start, end, entrant, isBacktest, models, trades }) {
+  const changePercent = (100 * sumOf(models, 'change')) / sumOf(models, 'initialCapital')
   return html`<h1>${kind}</h1><p><bdi>${name}</bdi>: ${dateOf(start)} to ${dateOf(end)} UTC</p>
     <div class="panel card tiles">
       <${Tile} label=${`${entrant}s`} value=${whole(models.length)} />
       <${Tile} label="days" value=${number((Date.parse(end) - Date.parse(start)) / DAY_MS, 1)} />
       <${Tile} label="completed trades" value=${whole(trades.reduce((sum, one) => sum + one.values.length, 0))} />
       <${Tile} label=${isBacktest ? 'decisions' : 'invocations'}
-        value=${whole(models.reduce((sum, one) => sum + one.invocations, 0))} />
+        value=${whole(sumOf(models, 'invocations'))} />
       <${Tile} label="return of all accounts" value=${signedPercent(changePercent)}
-        kind=${changePercent > 0 ? 'gain' : changePercent < 0 ? 'loss' : ''} /></div>`
+        kind=${tone(changePercent)} /></div>`
 }
 
 const Legend = ({ variants }) =>
@@ -105,30 +110,28 @@ function Curves({ content, valuesOf, top }) {
     }`
 }
 
+/** A chart that `make` draws once in its place. */
+function Drawn({ make }) {
+  const [host] = useChart(
+    make,
+    useMemo(() => [], []),
+  )
+  return html`<div class="chart" ref=${host} style=${{ minHeight: `${HEIGHT}px` }}></div>`
+}
+
 /** @param {any} props Without a variant, the chart is of all of them. */
 function Chart({ content, variant, valuesOf, top }) {
   const { times } = content
-  const [lines, values] = useMemo(() => {
-    const lines = linesOf(content, variant)
-    return [lines, lines.map(one => valuesOf(one.values))]
-  }, [])
-  const inputs = useMemo(() => (times.length > 1 ? [times, lines, values] : null), [])
+  const lines = useMemo(() => linesOf(content, variant), [])
+  const values = useMemo(() => lines.map(one => valuesOf(one.values)), [])
   const [at, setAt] = useState(null)
-  const [host] = useChart(
-    (element, ...drawn) =>
-      timeChart(element, ...drawn, {
-        height: HEIGHT,
-        show: (value, places) => `${number(value, places)} %`,
-        onCursor: setAt,
-        top,
-      }),
-    inputs,
-  )
-  if (!inputs) return html`<div class="chart">A line needs two hours; there is one so far.</div>`
+  if (times.length < 2) return html`<div class="chart">A line needs two hours; there is one so far.</div>`
+  const show = (value, places) => `${number(value, places)} %`
+  const options = { height: HEIGHT, show, onCursor: setAt, top }
   const place = at ?? times.length - 1
   const shown = lines.flatMap((one, line) => (one.isMain ? [`${one.name} ${signedPercent(values[line][place])}`] : []))
   const moment = times[place] * 1000
-  return html`<div class="chart" ref=${host} style=${{ minHeight: `${HEIGHT}px` }}></div>
+  return html`<${Drawn} make=${host => timeChart(host, times, lines, values, options)} />
     <p class="small figure">${day(moment)}, ${clock(moment, false)}: ${shown.join(' · ')}</p>`
 }
 
@@ -145,51 +148,45 @@ function linesOf({ variants, references }, variant) {
 
 const fallen = values => drawdownsOf(values.map(value => (value == null ? null : 100 + value)))
 
-function Histogram({ trades, content }) {
-  const inputs = useMemo(() => [trades.map(one => ({ ...content.variantOf(one.variant), ...one }))], [])
-  const [host] = useChart(
-    (element, groups) =>
-      histogram(
-        element,
-        groups.map(one => ({ ...one, name: one.label })),
-        -TRADE_PERCENT,
-        TRADE_PERCENT,
-        BINS,
-        HEIGHT,
-      ),
-    inputs,
-  )
-  return html`<div class="chart" ref=${host} style=${{ minHeight: `${HEIGHT}px` }}></div>`
-}
-
 function Trades({ isBacktest, trades, variantOf }) {
-  const rows = trades.map(one => ({ ...one, name: variantOf(one.variant).label, count: one.values.length }))
-  const share = (key, title, countOf) => ({
-    key,
-    title,
-    by: row => countOf(row) / row.count,
-    cell: row => percent((100 * countOf(row)) / row.count, 1),
-  })
-  const groups = Object.keys(rows[0]?.closed ?? {}).filter(
-    group => group !== 'by operator' || !isBacktest || rows.some(row => row.closed[group]),
-  )
+  const rows = trades.map(one => ({
+    ...one,
+    ...one.closed,
+    name: variantOf(one.variant).label,
+    count: one.values.length,
+  }))
+  const share = (key, title = key) => figure(key, title, value => percent(value, 1))
+  const groups = Object.keys(trades[0]?.closed ?? {})
   return html`<${Sheet} label="Trades" rows=${rows} columns=${[
     text('name', isBacktest ? 'account' : 'variant'),
     figure('count', 'trades'),
-    share('won', 'won', row => row.won),
+    share('won'),
     gain('median', 'median net', '\u00a0%', 3),
     figure('held', 'median held', value => `${whole(value)} min`),
-    share('brief', 'under 1 min', row => row.brief),
-    ...groups.map(group => share(group, group, row => row.closed[group])),
+    share('brief', 'under 1 min'),
+    ...groups
+      .filter(group => group !== 'by operator' || !isBacktest || rows.some(row => row[group]))
+      .map(each => share(each)),
   ]} />`
 }
 
 const modelCost = figure('modelCost', 'model cost, USD', value => number(value))
 
-function Costs({ costs, hasCosts, isBacktest, isSeason, unexplained, variantOf }) {
-  const whole = costs.at(-1)
-  const rows = costs.map(one => ({ ...one, name: one.variant ? variantOf(one.variant).label : 'all' }))
-  const sums = PARTS.map(([key, name]) => ({ name, amount: Number(whole[key]) }))
+const COSTS = ['liquidationFees', 'fees']
+
+/** The sum of a figure; costs are negative. What is unknown of all has none. */
+function sumOf(models, key) {
+  const known = models.flatMap(one => one[key] ?? []).map(Number)
+  const sum = known.reduce((sum, value) => sum + value, 0)
+  return known.length ? Number((COSTS.includes(key) ? -sum : sum).toFixed(8)) : null
+}
+
+const sumsOf = models => Object.fromEntries([...PARTS, ['modelCost']].map(([key]) => [key, sumOf(models, key)]))
+
+function Costs({ models, variants, hasCosts, isBacktest, isSeason, unexplained }) {
+  const all = { name: 'all', ...sumsOf(models) }
+  const rows = [...variants.map(one => ({ name: one.label, ...sumsOf(one.models) })), all]
+  const sums = PARTS.map(([key, name]) => ({ name, amount: all[key] }))
   const least = Math.min(0, ...sums.map(one => one.amount))
   const most = Math.max(0, ...sums.map(one => one.amount))
   return html`${
@@ -223,31 +220,27 @@ function Bar({ value, least, most }) {
 }
 
 function Board({ entrant, hasCosts, models, unvalued, variantOf }) {
-  const [least, most] = scaleOf(
+  const bounds = scaleOf(
     models.map(one => one.returnPercent),
     models.flatMap(one => one.interval ?? []),
   )
   return html`<${Sheet} label="Leaderboard" rows=${[...models, ...unvalued]} columns=${[
     text('name', entrant, row =>
-      row.startedAt
+      row.returnPercent == null
         ? html`${row.name}<span class="sub">no snapshot yet since it began on ${dateOf(row.startedAt)} UTC with ${number(row.initialCapital)}</span>`
         : row.name,
     ),
     text('variant', 'variant', row => html`<${Key} color=${variantOf(row.variant).color} /> ${row.variant}`),
     gain('returnPercent', 'return', '\u00a0%'),
-    {
-      key: 'interval',
-      title: '95 % interval, for one look',
-      csv: row => ({ '95 % low, %': row.interval?.[0], '95 % high, %': row.interval?.[1] }),
-      cell: row => {
-        if (row.returnPercent == null) return ''
-        const [low, high] = row.interval ?? []
-        return html`<${Interval} low=${low} high=${high} value=${row.returnPercent} least=${least} most=${most}
-          reason=${row.reason} color=${variantOf(row.variant).color} />${low != null && html`<span class="sub">${boundsOf({ low, high })}</span>`}`
-      },
-    },
+    interval('95 % interval, for one look', bounds, row => {
+      const [low, high] = row.interval ?? []
+      const told = row.interval && boundsOf({ low, high })
+      return { value: row.returnPercent, low, high, told, reason: row.reason, color: variantOf(row.variant).color }
+    }),
     text('verdict', 'against the next', row =>
-      row.verdict ? html`<span class=${row.why ? 'soft' : ''} title=${row.why ?? ''}>${row.verdict}</span>` : '–',
+      row.verdict
+        ? html`<span class=${row.verdict[1] ? 'soft' : ''} title=${row.verdict[1]}>${row.verdict[0]}</span>`
+        : '–',
     ),
     figure('drawdown', 'drawdown', value => percent(value, 1)),
     figure('withinMinute', 'trades under 1 min', (value, row) =>
