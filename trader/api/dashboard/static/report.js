@@ -38,11 +38,8 @@ export const figure = (key, title, cell = value => number(value, 0)) => ({
 export const gain = (key, title, unit = '', places = 2) =>
   figure(key, title, value => html`<${Money} value=${value} places=${places} unit=${unit} />`)
 
-/**
- * A column of values and their intervals on the scale [least, most]: `of(row)` is {value, low, high} and how to show it.
- * @param {number[]} bounds
- */
-export const interval = (title, [least, most], of) => ({
+/** A column of values and their intervals on the scale `bounds`: `of(row)` is {value, low, high} and how to show it. */
+export const interval = (title, bounds, of) => ({
   key: 'interval',
   title,
   csv: row => ({ [`${title}, low`]: of(row).low, [`${title}, high`]: of(row).high }),
@@ -50,6 +47,6 @@ export const interval = (title, [least, most], of) => ({
     const { told, ...shown } = of(row)
     return shown.value == null
       ? '–'
-      : html`<${Interval} ...${shown} least=${least} most=${most} />${told && html`<span class="sub">${told}</span>`}`
+      : html`<${Interval} ...${shown} least=${bounds[0]} most=${bounds[1]} />${told && html`<span class="sub">${told}</span>`}`
   },
 })
