@@ -13,7 +13,7 @@ import pytest
 from support.orpc import FOLDER, installed_packages, run_client
 from support.process import ROOT, serving
 
-from trader.api.dashboard.reports import Kind
+from trader.api.dashboard.reports import ReportKind
 
 pytestmark = pytest.mark.processes
 
@@ -75,7 +75,7 @@ PAGE_PROJECT = {
         "allowJs": True, "noEmit": True, "target": "ESNext", "module": "ESNext", "moduleResolution": "Bundler",
         "lib": ["ESNext", "DOM", "DOM.Iterable"], "strict": False, "types": [],
     },
-    "files": ["app.js", *(f"report_{kind}.js" for kind in get_args(Kind)), "theme.js", "wrong.js"],
+    "files": ["app.js", *(f"report_{kind}.js" for kind in get_args(ReportKind)), "theme.js", "wrong.js"],
 }  # fmt: skip
 WRONG = """// @ts-check
 import { call } from './answers.js'

@@ -11,14 +11,14 @@ import msgspec
 
 from trader.api.dashboard.assets import text_of
 
-Kind = Literal["season", "backtest", "sweep", "exam", "drift"]
+ReportKind = Literal["season", "backtest", "sweep", "exam", "drift"]
 
 _IMPORT: Final = re.compile(r"(\bfrom |\bimport |\bimport\()'\./([^']+\.js)'")
 _FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 _LITERAL_IN_URL: Final = " !$&'()*+,-./:;=?@[]^_`{|}~"
 
 
-def report_page(kind: Kind, title: str, data: Mapping[str, Any]) -> str:
+def report_page(kind: ReportKind, title: str, data: Mapping[str, Any]) -> str:
     """Return the HTML file of a report: its data, shown by `Report` of `report_<kind>.js`."""
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")  # no end tag within its script
     style = "".join(map(text_of, ("base.css", "parts.css", "report.css")))
