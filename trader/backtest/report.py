@@ -17,6 +17,7 @@ from trader.backtest.spec import BacktestSource
 from trader.backtest.statistics import statistics_of, statistics_of_baseline
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Trade
+from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
 from trader.portfolio.evidence import EvidenceReport
@@ -62,7 +63,7 @@ async def make_report(
         name,
         standings,
         [],
-        run.outcomes(),
+        [(each.model.variant.value, RunTrade.of(trade)) for each in run.accounts for trade in run.trades(each)],
         evidence,
         "Backtest",
         references=[ReferenceCurve(each.baseline.name, percent_curve(_points(each), _capital(each))) for each in held],
@@ -114,7 +115,7 @@ def _of_equity(statistics: RunStatistics) -> list[str]:
 def _of_trades(statistics: RunStatistics, run: Backtest) -> list[str]:
     figures = statistics.trade_figures
     spans = [(trade.opened_at, trade.closed_at) for trade in statistics.trades]
-    spans += [(held.opened_at, run.reached) for held in statistics.open]
+    spans += [(opened_at, run.reached) for _, opened_at in statistics.open]
     won = "–" if figures.win_rate is None else f"{figures.win_rate:.1f} %"
     mean = "–" if figures.expectancy is None else signed(figures.expectancy)
     whole = run.reached - statistics.run.started_at

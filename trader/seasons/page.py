@@ -8,16 +8,20 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
+from trader.agents.domain.models import Model
 from trader.agents.variants import VARIANTS, Variant, color_of
 from trader.api.dashboard.document import bar, document, interval, key, minus, scale, table
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.money import ZERO
-from trader.core.statistics import EquityPoint
+from trader.core.statistics import EquityPoint, minutes
 from trader.core.variant_id import VariantId
+from trader.exchange.sql.trades import RunTrade
+from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.evidence import Statement, Verdict
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.evidence import EvidenceReport
-from trader.seasons.sql.report import AccountReport, TradeOutcome, UnvaluedModel
+from trader.portfolio.sql.analytics import CurrentRun
+from trader.seasons.sql.report import AccountReport
 
 PercentCurve = Sequence[tuple[datetime, float]]
 
@@ -65,8 +69,9 @@ class SeasonReport(NamedTuple):
 
     name: str
     standings: Sequence[RankedModel]
-    unvalued: Sequence[UnvaluedModel]
-    trades: Sequence[TradeOutcome]
+    unvalued: Sequence[tuple[Model, CurrentRun]]
+    trades: Sequence[tuple[str, RunTrade]]
+    """With the variants of their models."""
     evidence: EvidenceReport | None = None
     kind: str = "Season report"
     season: Season | None = None
@@ -100,6 +105,9 @@ class SeasonReport(NamedTuple):
 
     def of_variant(self, variant: VariantId) -> list[RankedModel]:
         return [standing for standing in self.standings if standing.account.variant == variant]
+
+    def trades_of(self, variant: VariantId) -> list[RunTrade]:
+        return [trade for variant_id, trade in self.trades if variant_id == variant]
 
     def label(self, variant: Variant) -> str:
         """Return the label of a variant: in a backtest, the name of its account if it has only one."""
@@ -204,7 +212,7 @@ def _data(season: SeasonReport) -> dict[str, Any]:
         {
             "name": season.label(variant),
             "color": variant.color,
-            "values": [round(float(trade.net_percent), 3) for trade in season.trades if trade.variant == variant.id],
+            "values": [round(trade.net_percent, 3) for trade in season.trades_of(variant.id)],
         }
         for variant in VARIANTS.values()
     ]
@@ -256,7 +264,7 @@ def _curves(season: SeasonReport, chart: str) -> str:
 
 
 def _trades(season: SeasonReport) -> str:
-    causes = {trade.close_reason for trade in season.trades}
+    causes = {trade.close_reason for _, trade in season.trades}
     groups = {
         head: group
         for head, group in CLOSE_REASONS.items()
@@ -264,13 +272,13 @@ def _trades(season: SeasonReport) -> str:
     }
     rows = []
     for variant in VARIANTS.values():
-        trades = [trade for trade in season.trades if trade.variant == variant.id]
+        trades = season.trades_of(variant.id)
         nets, reasons = [trade.net_percent for trade in trades], [trade.close_reason for trade in trades]
         if trades:
             won = sum(net > 0 for net in nets)
             closed = [sum(map(reasons.count, group)) for group in groups.values()]
-            held = median(trade.held / timedelta(minutes=1) for trade in trades)
-            brief = sum(trade.held < timedelta(minutes=1) for trade in trades)
+            held = median(minutes(trade.opened_at, trade.closed_at) for trade in trades)
+            brief = sum(is_within_minute(trade.opened_at, trade.closed_at) for trade in trades)
             shares = [f"{100 * count / len(trades):.1f} %" for count in (won, brief, *closed)]
             rows.append(
                 (escape(season.label(variant)), f"{len(trades):,}", shares[0], signed(median(nets), " %", 3),
@@ -330,8 +338,8 @@ def _leaderboard(season: SeasonReport) -> str:
                 signed(account.change), f"{account.equity:,.2f}", *_model_cost(season, [account]),
             )
         )  # fmt: skip
-    for model in season.unvalued:
-        began = f"{model.started_at:%d %B, %H:%M} UTC with {model.initial_capital:,.2f}"
+    for model, run in season.unvalued:
+        began = f"{run.started_at:%d %B, %H:%M} UTC with {run.initial_capital:,.2f}"
         words = f"no snapshot yet since it began on {began}"
         name = f'{escape(model.name)}<br><span class="unsure">{words}</span>'
         rows.append((name, _variant(model.variant), *[""] * 8))
