@@ -186,10 +186,7 @@ class PortfolioService:
     async def variant_history(self, window: Window) -> VariantHistories:
         """Return the average of the window's snapshots per variant and hour; variants without snapshots are empty."""
         async with self._database.connection() as conn:
-            rows = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
-        histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
-        for row in rows:
-            histories[row.variant].append(Point(row.hour, row.value))
+            histories = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
         return VariantHistories(histories, average_by_hour(histories.values()))
 
     async def history(
@@ -207,9 +204,10 @@ class PortfolioService:
         """
         start, resolution = self._fitting(start, end, points_max)
         bucket = RESOLUTIONS[resolution]
-        asked = store.HistoryRange(model_id, variant, start, end, bucket)
+        width = SLICE_BUCKETS * bucket
         async with self._histories, self._database.connection() as conn:
-            return EquityHistory(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
+            chunks = await store.select_history(conn, model_id, variant, start, end, bucket, width)
+            return EquityHistory(chunks, resolution)
 
     async def equity_curves(
         self,

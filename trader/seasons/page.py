@@ -273,7 +273,7 @@ def _trades(season: SeasonReport) -> str:
     rows = []
     for variant in VARIANTS.values():
         trades = season.trades_of(variant.id)
-        nets, reasons = [trade.net_percent for trade in trades], [trade.close_reason for trade in trades]
+        nets, reasons = [trade.net_percent for trade in trades], [trade.close_reason.value for trade in trades]
         if trades:
             won = sum(net > 0 for net in nets)
             closed = [sum(map(reasons.count, group)) for group in groups.values()]

@@ -15,7 +15,7 @@ from trader.database.pool import Connection
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
 from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import Point, Snapshot
 
 # The rollups grow by the inserted rows, not by the given ones: an existing snapshot counts once.
 # The current hours are found by one lookup in the index of hours, and updated; a lookup per account through the index
@@ -123,14 +123,6 @@ async def select_last_snapshots(conn: Connection) -> dict[str, LastSnapshot]:
     return {row["id"]: LastSnapshot(row["run_id"], row["last_at"]) for row in await conn.fetch(SELECT_LAST_SNAPSHOTS)}
 
 
-class VariantHour(NamedTuple):
-    """The average netPortfolio of a variant's models in one hour, rounded to 8 decimals."""
-
-    variant: VariantId
-    hour: datetime
-    value: Decimal
-
-
 # The hour that the window cuts comes from the raw rows, account by account (OFFSET 0): the index of times knows its
 # ranges of pages only after a vacuum.
 SELECT_VARIANT_HOURS = """
@@ -151,20 +143,12 @@ ORDER BY h.hour, h.variant
 """
 
 
-async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
-    """Return the hourly averages of the snapshots with `created_at >= since` per variant, the oldest first."""
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
-    return [VariantHour(VariantId(row["variant"]), row["hour"], row["value"]) for row in rows]
-
-
-class HistoryRange(NamedTuple):
-    """Query of a history: one model or variant (None: all), within [start, end], one value per bucket."""
-
-    model_id: str | None
-    variant: VariantId | None
-    start: datetime
-    end: datetime
-    bucket: timedelta
+async def select_variant_hours(conn: Connection, since: datetime) -> dict[VariantId, list[Point]]:
+    """Return the hourly averages of a variant's snapshots with `created_at >= since`, to 8 decimals, oldest first."""
+    histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
+    for row in await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since)):
+        histories[VariantId(row["variant"])].append(Point(row["hour"], row["value"]))
+    return histories
 
 
 # The text is built here so that the service handles a few long texts instead of a hundred thousand records. Its format
@@ -223,15 +207,23 @@ ORDER BY date_bin($6, at, '2000-01-01T00:00:00Z')
 """
 
 
-async def select_history(conn: Connection, asked: HistoryRange, slice_width: timedelta) -> list[bytes]:
+async def select_history(
+    conn: Connection,
+    model_id: str | None,
+    variant: VariantId | None,
+    start: datetime,
+    end: datetime,
+    bucket: timedelta,
+    slice_width: timedelta,
+) -> list[bytes]:
     """Return the last snapshot of each bucket as JSON records, joined by commas, in one text per slice of time.
+
+    They are those of one model or variant (None: all) within [start, end].
 
     They are ordered by time and, within a moment, by model. Buckets of whole hours come from the
     rollup, which goes further back than the raw rows.
     """
-    rows = await conn.fetch(
-        SELECT_HISTORY, asked.model_id, asked.variant, asked.start, asked.end, asked.bucket, slice_width
-    )
+    rows = await conn.fetch(SELECT_HISTORY, model_id, variant, start, end, bucket, slice_width)
     return [row["records"] for row in rows]
 
 
@@ -299,18 +291,7 @@ async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]
 
     Baselines follow the models.
     """
-    rows = await conn.fetch(
-        SELECT_EQUITY_CURVES,
-        grid.model_id,
-        grid.variant,
-        grid.first,
-        grid.last,
-        grid.bucket,
-        grid.end,
-        grid.held,
-        grid.baselines,
-    )
-    return [row["curve"] for row in rows]
+    return [row["curve"] for row in await conn.fetch(SELECT_EQUITY_CURVES, *grid)]
 
 
 SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHERE hour = $1 ORDER BY account_id"
@@ -354,10 +335,7 @@ ORDER BY w.account_id, h.hour
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
     """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
     columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
-    return [
-        HourlyValue(row["account_id"], row["hour"], row["last"], row["last_at"], row["leverage"])
-        for row in await conn.fetch(SELECT_RUN_HOURS, *columns)
-    ]
+    return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns)]
 
 
 def ceil_to_hour(moment: datetime) -> datetime:
