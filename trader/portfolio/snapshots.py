@@ -26,7 +26,6 @@ from trader.portfolio.domain.histories import (
     Resolution,
     Snapshot,
     Window,
-    average_by_hour,
     choose_resolution,
     floor_to_bucket,
     minute_end,
@@ -51,13 +50,6 @@ HELD: Final = timedelta(minutes=65)
 
 _DAY: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-
-
-class VariantHistories(NamedTuple):
-    """Hourly averages per variant, ascending, and the plain average over the variants."""
-
-    variants: Mapping[VariantId, Sequence[Point]]
-    aggregate: Sequence[Point]
 
 
 class EquityHistory(NamedTuple):
@@ -183,11 +175,14 @@ class PortfolioService:
 
     # -- the past
 
-    async def variant_history(self, window: Window) -> VariantHistories:
+    async def variant_history(self, window: Window) -> dict[VariantId, list[Point]]:
         """Return the average of the window's snapshots per variant and hour; variants without snapshots are empty."""
+        histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
         async with self._database.connection() as conn:
-            histories = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
-        return VariantHistories(histories, average_by_hour(histories.values()))
+            rows = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
+        for variant, hour, value in rows:
+            histories[variant].append(Point(hour, value))
+        return histories
 
     async def history(
         self,

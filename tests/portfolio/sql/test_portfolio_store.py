@@ -16,7 +16,7 @@ from trader.agents.sql.models import upsert_model
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
-from trader.portfolio.domain.histories import Point, Snapshot, floor_to_bucket
+from trader.portfolio.domain.histories import Snapshot, floor_to_bucket
 from trader.portfolio.sql import snapshots as store
 
 ACCOUNTS = ("one", "two", "three", "late", "manual")
@@ -184,11 +184,7 @@ async def test_an_existing_snapshot_counts_once(database: Database) -> None:
         assert await store.insert_snapshots(conn, first) == 2
         again = [make_snapshot("one", START, "77"), make_snapshot("two", START + MINUTE, "40")]
         assert await store.insert_snapshots(conn, again) == 1
-        hours = await store.select_variant_hours(conn, START)
-        assert hours == {
-            **{variant: [] for variant in VariantId},
-            VariantId.APEX: [Point(START, Decimal("23.33333333"))],
-        }
+        assert await store.select_variant_hours(conn, START) == [(VariantId.APEX, START, Decimal("23.33333333"))]
 
 
 async def test_last_snapshots_are_from_the_newest_hour(database: Database) -> None:

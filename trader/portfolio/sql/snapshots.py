@@ -15,7 +15,7 @@ from trader.database.pool import Connection
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
 from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles
-from trader.portfolio.domain.histories import Point, Snapshot
+from trader.portfolio.domain.histories import Snapshot
 
 # The rollups grow by the inserted rows, not by the given ones: an existing snapshot counts once.
 # The current hours are found by one lookup in the index of hours, and updated; a lookup per account through the index
@@ -143,12 +143,10 @@ ORDER BY h.hour, h.variant
 """
 
 
-async def select_variant_hours(conn: Connection, since: datetime) -> dict[VariantId, list[Point]]:
-    """Return the hourly averages of a variant's snapshots with `created_at >= since`, to 8 decimals, oldest first."""
-    histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
-    for row in await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since)):
-        histories[VariantId(row["variant"])].append(Point(row["hour"], row["value"]))
-    return histories
+async def select_variant_hours(conn: Connection, since: datetime) -> list[tuple[VariantId, datetime, Decimal]]:
+    """Return each variant's hours and their average of the snapshots since then, to 8 decimals, the oldest first."""
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
+    return [(VariantId(row["variant"]), row["hour"], row["value"]) for row in rows]
 
 
 # The text is built here so that the service handles a few long texts instead of a hundred thousand records. Its format
