@@ -21,7 +21,7 @@ from trader.core.variant_id import VariantId
 from trader.exchange.domain.orders import Cause
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.evidence import Statement
-from trader.portfolio.sql.snapshots import HourlyValue
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.tables import Table, load_table
 from trader.seasons.page import RankedModel, SeasonReport, page
 from trader.seasons.sql.report import AccountReport

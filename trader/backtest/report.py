@@ -20,9 +20,9 @@ from trader.exchange.domain.account import Trade
 from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
+from trader.portfolio.domain.histories import HourlyValue, hourly_points
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
-from trader.portfolio.sql.snapshots import HourlyValue, hourly_points
 from trader.portfolio.tables import Table
 from trader.seasons.page import PageSection, RankedModel, ReferenceCurve, SeasonReport, percent_curve, signed
 from trader.settings.settings import Settings

@@ -24,8 +24,7 @@ from trader.exchange.domain.account import Marks, Trade, equity, unrealized
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.protocol import rules_of
 from trader.portfolio.domain.behaviour import is_within_minute
-from trader.portfolio.domain.histories import Snapshot
-from trader.portfolio.sql.snapshots import hourly_points
+from trader.portfolio.domain.histories import Snapshot, hourly_points
 from trader.portfolio.tables import Results, Table, empty
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings

@@ -28,6 +28,7 @@ from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.bets import UNKNOWN_LEVERAGE
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
 from trader.portfolio.figures import (
     DailyFigures,
@@ -42,7 +43,6 @@ from trader.portfolio.sql import analytics as analytics_store
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.analytics import AccountRun, Changes, CurrentRun, RunEntrant, Worth, select_changes
 from trader.portfolio.sql.baselines import select_baselines
-from trader.portfolio.sql.snapshots import HourlyValue
 
 _TURN_S: Final = 0.001
 """How often the computation of figures yields to other tasks, and for how long: due timers need a moment."""

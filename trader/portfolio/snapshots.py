@@ -223,9 +223,10 @@ class PortfolioService:
         bucket = RESOLUTIONS[resolution]
         first = floor_to_bucket(start, bucket)
         last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
-        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD, baselines)
         async with self._histories, self._database.connection() as conn:
-            records = await store.select_equity_curves(conn, grid)
+            records = await store.select_equity_curves(
+                conn, model_id, variant, first, last, bucket, end, HELD, baselines=baselines
+            )
         times = [first + number * bucket for number in range(1, (last - first) // bucket + 2)]
         return Curves(times, resolution, records)
 

@@ -22,11 +22,11 @@ from trader.core import files
 from trader.core.errors import SettingsError
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import PlanChange, PositionPart
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.seasons import AccountPast
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, PastEntrant, RunEntrant
-from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Format, Table
 from trader.seasons.record_reader import TABLES, read_model
 

@@ -21,10 +21,10 @@ from trader.exchange.domain.audit import LedgerEntry, recompute
 from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment
 from trader.portfolio.behaviour import first_close
 from trader.portfolio.domain.behaviour import PositionPart
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.seasons import Season, SeasonRecord, SeasonRules
 from trader.portfolio.seasons import scope_of
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, Worth
-from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Table
 from trader.record.domain.chain import GENESIS, link_digest
 from trader.record.domain.results import BEGIN, REMOVED, STATE_TABLES, ResultRow

@@ -141,9 +141,7 @@ async def test_histories_have_the_last_snapshot_of_each_bucket(
             grid = [floor_to_bucket(first, bucket)]
             while grid[-1] + bucket <= last:
                 grid.append(grid[-1] + bucket)
-            curves = await store.select_equity_curves(
-                conn, store.CurveGrid(None, None, grid[0], grid[-1], bucket, last, held)
-            )
+            curves = await store.select_equity_curves(conn, None, None, grid[0], grid[-1], bucket, last, held)
         finally:
             await rolled_back.rollback()
     assert equity_values(chunks) == _last_of_buckets(kept.values(), chosen, first, last, bucket)

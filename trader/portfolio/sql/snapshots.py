@@ -1,21 +1,18 @@
 """SQL of portfolio snapshots: writing them with their hourly rollups, and reading histories from both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from trader.core.clock import EPOCH
-from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
-from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.equity_audit import HourlyCandles
+from trader.portfolio.domain.histories import HourlyValue, Snapshot
 
 # The rollups grow by the inserted rows, not by the given ones: an existing snapshot counts once.
 # The current hours are found by one lookup in the index of hours, and updated; a lookup per account through the index
@@ -225,23 +222,6 @@ async def select_history(
     return [row["records"] for row in rows]
 
 
-class CurveGrid(NamedTuple):
-    """The buckets of equity curves for one model or variant (None: for all), from `first` to `last`, up to `end`.
-
-    A value holds for `held` after its time: an idle account has a snapshot an hour. `baselines` adds the variant's
-    baselines, or all.
-    """
-
-    model_id: str | None
-    variant: VariantId | None
-    first: datetime
-    last: datetime
-    bucket: timedelta
-    end: datetime
-    held: timedelta
-    baselines: bool = False
-
-
 # The format is `EquityCurve` in api/schemas/portfolio.py. As in a history, buckets below an hour take one lookup each
 # in the raw rows, longer ones one in the rollup, and the hour cut by the end of the range one in both.
 SELECT_EQUITY_CURVES = """
@@ -284,12 +264,25 @@ ORDER BY m.mark COLLATE "C", m.variant COLLATE "C", m.id COLLATE "C"
 """
 
 
-async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]:
+async def select_equity_curves(
+    conn: Connection,
+    model_id: str | None,
+    variant: VariantId | None,
+    first: datetime,
+    last: datetime,
+    bucket: timedelta,
+    end: datetime,
+    held: timedelta,
+    *,
+    baselines: bool = False,
+) -> list[bytes]:
     """Return a JSON record per model with its last known value at the end of each bucket, in cents, or null.
 
-    Baselines follow the models.
+    The buckets are those from `first` to `last`, up to `end`. A value holds for `held`, since an idle account has a
+    snapshot an hour. The variant's `baselines`, or all, follow the models.
     """
-    return [row["curve"] for row in await conn.fetch(SELECT_EQUITY_CURVES, *grid)]
+    asked = model_id, variant, first, last, bucket, end, held, baselines
+    return [row["curve"] for row in await conn.fetch(SELECT_EQUITY_CURVES, *asked)]
 
 
 SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHERE hour = $1 ORDER BY account_id"
@@ -298,21 +291,6 @@ SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHER
 async def select_hour_values(conn: Connection, hour: datetime) -> list[tuple[str, UUID, Decimal]]:
     """Return the last equity of each account in an hour, with its run."""
     return [(row["account_id"], row["run_id"], row["last"]) for row in await conn.fetch(SELECT_HOUR_VALUES, hour)]
-
-
-class HourlyValue(msgspec.Struct, frozen=True, gc=False):
-    """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
-
-    account_id: str
-    hour: datetime
-    last: Decimal
-    last_at: datetime
-    leverage: float | None = None
-
-
-def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
-    """Return hourly values as points of an equity series."""
-    return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
 # OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
@@ -352,16 +330,6 @@ SELECT run_id AS id, id AS account_id, 0 AS number, initial_capital FROM baselin
 async def select_baseline_runs(conn: Connection) -> list[AuditedRun]:
     """Return the current run of every baseline."""
     return [AuditedRun(**row) for row in await conn.fetch(SELECT_BASELINE_RUNS)]
-
-
-SELECT_EQUITY = """
-SELECT last_at AS at, last AS equity, leverage FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour
-"""
-
-
-async def select_equity(conn: Connection, run: AuditedRun) -> list[AuditedEquity]:
-    """Return the recorded equity of a run, the last of each hour, ascending."""
-    return [AuditedEquity(**row) for row in await conn.fetch(SELECT_EQUITY, run.account_id, run.id)]
 
 
 SELECT_HOURS = "SELECT symbol, open_time, low, high FROM candles WHERE minutes = 60 ORDER BY symbol, open_time"
