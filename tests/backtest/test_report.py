@@ -19,11 +19,13 @@ from trader.__main__ import main
 from trader.agents.variants import VARIANTS
 from trader.backtest.report import lines_of, monthly_returns, time_held
 from trader.core.variant_id import VariantId
+from trader.exchange.domain.orders import Cause
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.evidence import Statement
-from trader.portfolio.sql.snapshots import HourlyValue
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.tables import Table, load_table
 from trader.seasons.page import RankedModel, SeasonReport, page
-from trader.seasons.sql.report import AccountReport, TradeOutcome
+from trader.seasons.sql.report import AccountReport
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 
@@ -77,11 +79,14 @@ def standing(account_id: str, variant: str, cost: Decimal | None = None) -> Rank
     return RankedModel(account, [(START, 0.0), (end, 0.95)], Statement(48, None, "too short"), 1.5)
 
 
-async def words_of(folder: Path, *standings: RankedModel, close_reason: str = "stop", is_backtest: bool = True) -> str:
+async def words_of(
+    folder: Path, *standings: RankedModel, close_reason: Cause = Cause.STOP, is_backtest: bool = True
+) -> str:
     """Return the text of a report on accounts with one trade in each variant, with a line between any two elements."""
     chromium_program()
     variants = {each.account.variant for each in standings}
-    trades = [TradeOutcome(variant, "BTC", close_reason, 0.95, timedelta(hours=1)) for variant in sorted(variants)]
+    trade = RunTrade(1, Decimal("0.95"), Decimal(100), True, None, START, START + timedelta(hours=1), close_reason)
+    trades = [(variant, trade) for variant in sorted(variants)]
     nothing: dict[str, Any] | None = (
         {"figures": [], "months": [], "monthly": [], "listings": [], "markets": []} if is_backtest else None
     )
@@ -106,7 +111,7 @@ async def test_the_report_of_a_backtest_names_accounts_and_nothing_that_only_a_s
 
 @pytest.mark.processes
 async def test_a_report_names_costs_of_models_and_operators_where_there_are_any(tmp_path: Path) -> None:
-    words = await words_of(tmp_path, standing("gpt", "Apex", Decimal("1.25")), close_reason="operator")
+    words = await words_of(tmp_path, standing("gpt", "Apex", Decimal("1.25")), close_reason=Cause.OPERATOR)
     assert "The cost of the language models is paid outside the accounts" in words
     assert "|model cost, USD|" in words
     assert "|1.25|" in words

@@ -94,8 +94,8 @@ async def test_downloaded_months_are_tradable_and_missing_ones_named(
 ) -> None:
     archive = Archive()
     candles, funding, later, _ = published_files(["BTC"], ["2025-01", "2025-02"])
-    archive.add(candles.path, packed(candles.name, klines(2_880)))
-    archive.add(later.path, packed(later.name, klines(60, 1_738_368_000_000)))
+    archive.add(str(candles), packed(candles.name, klines(2_880)))
+    archive.add(str(later), packed(later.name, klines(60, 1_738_368_000_000)))
     folder = tmp_path / "candles"
     async with serving(archive) as url:
         options = ("--from", "2025-01", "--to", "2025-02", "--market", "btcusdt", "--base-url", url)

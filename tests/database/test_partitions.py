@@ -146,4 +146,4 @@ async def test_a_year_of_weeks_keeps_the_retention_and_the_whole_rollup(database
         raw = await conn.fetchval("SELECT count(*) FROM portfolio_snapshots")
         history = await store.select_variant_hours(conn, START)
     assert raw == 6
-    assert [(row.variant, int(row.value)) for row in history] == [(VariantId.APEX, week) for week in range(53)]
+    assert [(variant, int(value)) for variant, _, value in history] == [(VariantId.APEX, week) for week in range(53)]

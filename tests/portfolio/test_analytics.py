@@ -37,8 +37,9 @@ from trader.core.statistics import Drawdown
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database, Page
+from trader.exchange.domain.orders import Cause
 from trader.exchange.paper import PaperExchange
-from trader.exchange.sql import trades as trades_store
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
 from trader.portfolio.figures import figures_of_trades
 from trader.portfolio.leaderboard import LeaderboardEntry
@@ -389,7 +390,7 @@ def test_no_trades_have_no_figures() -> None:
 
 
 def test_a_win_without_losses_is_unbounded() -> None:
-    trade = trades_store.RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR)
+    trade = RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR, Cause.ORDER)
     assert figures_of_trades([trade]).profit_factor == math.inf
 
 

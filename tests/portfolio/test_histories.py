@@ -109,9 +109,7 @@ async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Databa
         async with database.connection() as conn:
             rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
             wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
-            assert {
-                variant: [tuple(point) for point in points] for variant, points in history.variants.items()
-            } == wanted
+            assert {variant: [tuple(point) for point in points] for variant, points in history.items()} == wanted
             if rng.random() < 0.2:  # a model changes its variant, which moves its whole history
                 to = rng.choice(list(VariantId))
                 await conn.execute("UPDATE models SET variant = $1 WHERE id = 'b'", to.value)
@@ -129,7 +127,7 @@ async def test_a_window_ends_with_the_current_minute(database: Database) -> None
     shown = []
     for seconds in (0, 1, 59, 1):
         await shelf.clock.advance(timedelta(seconds=seconds))
-        points = (await shelf.portfolio.variant_history("24h")).variants[VariantId.APEX]
+        points = (await shelf.portfolio.variant_history("24h"))[VariantId.APEX]
         shown.append([point.value for point in points])
     assert shown == [[Decimal("1.5")], [Decimal("2.5")], [Decimal("2.5")], []]
 

@@ -214,15 +214,13 @@ async def test_variant_history_follows_the_specification(database: Database) -> 
     desk = PaperBench(database, FakeExchange())
     await desk.clock.advance(now - START)
     history = await desk.portfolio.variant_history("24h")
-    assert {
-        variant: [(point.hour, point.value) for point in points] for variant, points in history.variants.items()
-    } == {
+    assert {variant: [(point.hour, point.value) for point in points] for variant, points in history.items()} == {
         VariantId.APEX: [(first, Decimal("102.33333333")), (first + 3 * HOUR, Decimal("101.5"))],
         VariantId.TRENDSURFER: [],
         VariantId.CONTRARIAN: [],
         VariantId.SOVEREIGN: [(first + 3 * HOUR, 50), (START + 30 * HOUR, 60)],
     }
-    assert list(history.aggregate) == [
+    assert average_by_hour(history.values()) == [
         Point(first, Decimal("102.33333333")),
         Point(first + 3 * HOUR, Decimal("75.75")),
         Point(START + 30 * HOUR, Decimal(60)),

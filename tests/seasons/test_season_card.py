@@ -348,6 +348,10 @@ async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(publishe
         lines.write('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
     assert "of the record is nested too deeply" in await refused(folder)
     folder = published.copy()
+    told = (folder / "record.jsonl").read_text().replace('"declared":null', '"declared":"1"', 1)
+    (folder / "record.jsonl").write_text(told)
+    assert "the record of season 1 contradicts itself: Expected `object | null`" in await refused(folder)
+    folder = published.copy()
     (folder / "hours.csv").write_bytes(b"\xff\xfe")
     assert "hours.csv cannot be read" in await refused(folder)
 

@@ -62,11 +62,7 @@ class _Cap(NamedTuple):
     sharers: Mapping[str, Model] = {}
 
 
-class _Group(NamedTuple):
-    """Models that share a budget: what all of them have used, and those that are active."""
-
-    used: Decimal
-    sharers: Mapping[str, Model]
+_Group = tuple[Decimal, Mapping[str, Model]]
 
 
 class _Compared(NamedTuple):
@@ -296,20 +292,20 @@ class Budgets:
             yield _Cap(usd, self._used(model.id, with_reserved=with_reserved), "your budget")
         if configuration.owner_budget_usd_per_day is not None:
             usd = from_number(configuration.owner_budget_usd_per_day)
-            group = self._group(configuration.owner, with_reserved=with_reserved)
-            yield _Cap(usd, group.used, "the budget of your owner", configuration.owner, group.sharers)
+            used, sharers = self._group(configuration.owner, with_reserved=with_reserved)
+            yield _Cap(usd, used, "the budget of your owner", configuration.owner, sharers)
         if self.total_usd is not None:
-            group = self._group(None, with_reserved=with_reserved)
-            yield _Cap(self.total_usd, group.used, "the budget of all models", None, group.sharers)
+            used, sharers = self._group(None, with_reserved=with_reserved)
+            yield _Cap(self.total_usd, used, "the budget of all models", None, sharers)
 
     def _group(self, owner: str | None, *, with_reserved: bool) -> _Group:
-        """Return the models of an owner, or all models."""
+        """Return what the models of an owner, or all models, have used, and those that are active."""
         key = owner, with_reserved
         if (known := self._groups.get(key)) is None:
             models = [each for each in self._models.values() if owner is None or each.configuration.owner == owner]
             ids = {*self._spent, *self._reserved} if owner is None else [model.id for model in models]
             used = sum((self._used(model_id, with_reserved=with_reserved) for model_id in ids), ZERO)
-            known = self._groups[key] = _Group(used, {each.id: each for each in models if each.is_asked and each.is_ai})
+            known = self._groups[key] = used, {each.id: each for each in models if each.is_asked and each.is_ai}
         return known
 
     def _used(self, model_id: str, *, with_reserved: bool) -> Decimal:

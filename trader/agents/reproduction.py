@@ -39,13 +39,6 @@ MOMENTS_MAX: Final = 8
 """Maximum number of moments tried for one call, the latest first."""
 
 
-class Reproduced(NamedTuple):
-    """The result of executing a call again. `posting` is None when nothing is booked."""
-
-    outcome: Outcome
-    posting: Posting | None
-
-
 class CallFinding(NamedTuple):
     """Whether a call gave the same result again (None: its inputs are not recorded), and an explanation."""
 
@@ -132,8 +125,10 @@ async def _compare_change(
     return CallFinding(None, "the guard approves it, as recorded; its execution at the venue cannot be reproduced")
 
 
-def _reproduce(inputs: CallInputs, decision: Change, invocation: Invocation) -> Iterator[Reproduced]:
-    """Yield the result of the call at the moment of its answer, then at each earlier moment that it may have met.
+def _reproduce(
+    inputs: CallInputs, decision: Change, invocation: Invocation
+) -> Iterator[tuple[Outcome, Posting | None]]:
+    """Yield what the call does at the moment of its answer, then at each earlier moment that it may have met.
 
     An update within the milliseconds of the commit may have come before or after it; nothing else is uncertain.
     """
@@ -147,7 +142,7 @@ def _reproduce(inputs: CallInputs, decision: Change, invocation: Invocation) -> 
             outcome = run_at_once(execute_change(decision, environment))
         except MarketUnavailable:
             continue
-        yield Reproduced(outcome, environment.posting)
+        yield outcome, environment.posting
 
 
 def _session_at(
@@ -193,7 +188,7 @@ def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> 
 
 
 async def _compare_books(
-    conn: Connection, invocation: Invocation, call: ToolCall, reproduced: Sequence[Reproduced]
+    conn: Connection, invocation: Invocation, call: ToolCall, reproduced: Sequence[tuple[Outcome, Posting | None]]
 ) -> CallFinding:
     """Compare a call with its record, and the rows of its orders with the books."""
     status, results = recorded = call.status, call.metadata["results"]
@@ -201,7 +196,7 @@ async def _compare_books(
     if not reproduced:
         had_none = status == "rejected" and result.get("filledQuantity") == "0"
         return CallFinding(had_none, f"it met no order book; recorded: {result.get('reason')}")
-    made = [((each.outcome[0], results_json(each.outcome[1])), each.posting) for each in reproduced]
+    made = [((status, results_json(results)), posting) for (status, results), posting in reproduced]
     outcome, posting = next((each for each in made if each[0] == recorded), made[0])
     if outcome != recorded:
         return CallFinding(False, f"recorded: {status} {results}; now: {outcome[0]} {outcome[1]}")

@@ -133,10 +133,9 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         ChainFinding(
             "inserted",
             None,
-            f"invocation {invocation.id} of {invocation.model_id} "
-            f"({invocation.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
+            f"invocation {invocation_id} of {model_id} ({finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
         )
-        for invocation in unlinked
+        for invocation_id, model_id, finished_at in unlinked
     ]
     before_chain = max(0, finished - links - len(unlinked))
     of_results = (records, results.rows, results.has_begun, waiting, list(results.out_of_order))

@@ -29,9 +29,9 @@ from trader.exchange.domain.ledger import Posting, unopened_account
 from trader.exchange.domain.orders import AnswerFill, OrderAnswer
 from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import HourlyValue, Snapshot, hourly_points
 from trader.portfolio.followed_account import FollowedAccount
-from trader.portfolio.sql.snapshots import HourlyValue, LastSnapshot, hourly_points
+from trader.portfolio.sql.snapshots import LastSnapshot
 from trader.settings.settings import Settings
 
 _MINUTE_S = 60

@@ -15,11 +15,12 @@ from trader.backtest.spec import BacktestSource
 from trader.backtest.statistics import statistics_of, statistics_of_baseline
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Trade
+from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
+from trader.portfolio.domain.histories import HourlyValue, hourly_points
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
-from trader.portfolio.sql.snapshots import HourlyValue, hourly_points
 from trader.portfolio.tables import Table
 from trader.seasons.page import RankedModel, SeasonReport, percent_curve
 from trader.settings.settings import Settings
@@ -49,7 +50,7 @@ async def make_report(
         name,
         standings,
         [],
-        run.outcomes(),
+        [(each.model.variant.value, RunTrade.of(trade)) for each in run.accounts for trade in run.trades(each)],
         evidence,
         references={each.baseline.name: percent_curve(_points(each), _capital(each)) for each in held},
         backtest={
@@ -94,7 +95,7 @@ def _of_equity(statistics: RunStatistics) -> dict[str, Any]:
 def _of_trades(statistics: RunStatistics, run: Backtest) -> dict[str, Any]:
     figures = statistics.trade_figures
     spans = [(trade.opened_at, trade.closed_at) for trade in statistics.trades]
-    spans += [(held.opened_at, run.reached) for held in statistics.open]
+    spans += [(opened_at, run.reached) for _, opened_at in statistics.open]
     whole = run.reached - statistics.run.started_at
     return {
         "inMarket": 100 * (time_held(spans) / whole) if whole else None,

@@ -24,10 +24,9 @@ from trader.exchange.domain.account import Marks, Trade, equity, unrealized
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.protocol import rules_of
 from trader.portfolio.domain.behaviour import is_within_minute
-from trader.portfolio.domain.histories import Snapshot
-from trader.portfolio.sql.snapshots import hourly_points
+from trader.portfolio.domain.histories import Snapshot, hourly_points
 from trader.portfolio.tables import Results, Table, empty
-from trader.seasons.sql.report import AccountReport, TradeOutcome
+from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
 
 
@@ -255,20 +254,6 @@ class Backtest:
             symbol: max((sums.largest.get(symbol, ZERO) for sums in accounts), default=ZERO)
             for symbol in self.market.markets
         }
-
-    def outcomes(self) -> list[TradeOutcome]:
-        """Return the completed trades of all accounts."""
-        return [
-            TradeOutcome(
-                variant=followed.model.variant.value,
-                symbol=trade.symbol,
-                close_reason=trade.close_reason.value,
-                net_percent=float(100 * trade.net_pnl / trade.entry_notional),
-                held=trade.closed_at - trade.opened_at,
-            )
-            for followed in self.accounts
-            for trade in self.trades(followed)
-        ]
 
 
 def rule_models(

@@ -9,7 +9,7 @@ from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.core.clock import floor_time
-from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
 from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
@@ -50,15 +50,15 @@ def statistics_of(
     due = followed.decisions + followed.missed
     record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
     totals = InvocationTotals(finished=followed.decisions)
-    current = CurrentRun(model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
-    statistics = RunStatistics(current._replace(until=until))
+    current = CurrentRun(
+        model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record, until=until
+    )
+    statistics = RunStatistics(current)
     statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
     statistics.set_hours(followed.hours)
     trades = [RunTrade.of(trade) for trade in run.trades(followed)]
     statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
-    statistics.open = [
-        OpenPosition(model.id, held.entry_notional, held.opened_at) for held in followed.account.positions.values()
-    ]
+    statistics.open = [(held.entry_notional, held.opened_at) for held in followed.account.positions.values()]
     return statistics
 
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Final, get_args
 
@@ -24,7 +24,7 @@ from trader.commands.command import (
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
 from trader.market.domain.markets import canonical_symbol
-from trader.market.sources.downloads import BASE_URL, Downloader, DownloadOutcome, PublishedFile, published_files
+from trader.market.sources.downloads import BASE_URL, Downloader, DownloadOutcome, published_files
 from trader.market.sources.published import write_candles
 from trader.market.sources.rows import preset_rows
 from trader.market.sources.synthetic import SyntheticSource
@@ -174,7 +174,7 @@ def _months(first: str, last: str) -> list[str]:
     return [month for month in every if first <= month <= last]
 
 
-async def _download(folder: Path, base_url: str, files: Sequence[PublishedFile]) -> dict[str, DownloadOutcome]:
+async def _download(folder: Path, base_url: str, files: Sequence[PurePosixPath]) -> dict[str, DownloadOutcome]:
     """Download files with a progress bar for each. Return each outcome by file name."""
     bars: dict[str, Progress] = {}
 

@@ -40,7 +40,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     _write(options.output, page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
-        names = ", ".join(model.model_id for model in season.unvalued[:10])
+        names = ", ".join(model.id for model, _ in season.unvalued[:10])
         lines.append(
             f"Excluded from all figures, as their run has no snapshot yet: {len(season.unvalued)} models: {names}"
         )
@@ -50,7 +50,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
         "file": str(options.output),
         "models": len(season.standings),
         "trades": len(season.trades),
-        "unvalued": [model.model_id for model in season.unvalued],
+        "unvalued": [model.id for model, _ in season.unvalued],
         "unexplained": [account.model_id for account in season.unexplained],
     }
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
@@ -61,18 +61,17 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
 
     :raises StartError: there is nothing to report
     """
-    async with target.reading() as conn:
-        accounts = await store.select_report_accounts(conn)
-        hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
-        trades = await store.select_report_trades(conn)
-        unvalued = await store.select_unvalued_models(conn)
-    if not accounts:
-        raise StartError(f"{target.place} has no model with a snapshot: there is nothing to report.")
-    until = last_whole_hour(max(account.at for account in accounts))  # in market time, which may be a replay's
     current = CurrentRuns(target.database)
     runs = await current.refresh()
     async with target.reading() as conn:
+        accounts = await store.select_report_accounts(conn)
         models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
+    if not accounts:
+        raise StartError(f"{target.place} has no model with a snapshot: there is nothing to report.")
+    hours = {key: run.points() for key, run in runs.items()}
+    trades = [(models[key].variant.value, trade) for key, run in runs.items() for trade in run.trades]
+    unvalued = [(models[key], run.run) for key, run in runs.items() if not run.hours]
+    until = last_whole_hour(max(account.at for account in accounts))  # in market time, which may be a replay's
     evidence = await make_report(models, runs, current.baselines, until, accounts=past)
     return SeasonReport(name, make_standings(accounts, hours), unvalued, trades, evidence)
 

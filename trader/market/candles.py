@@ -102,9 +102,8 @@ class Candles:
         """
         earliest = EPOCH if end - EPOCH < SPAN_MAX * span else end - SPAN_MAX * span
         start = ceil_time(earliest if start is None else max(start, earliest), span)
-        asked = store.CandleRange(symbol, span, start, end, CANDLES_MAX + 1)
         async with self._database.connection() as conn:
-            return await store.select_candles(conn, asked)
+            return await store.select_candles(conn, symbol, span, start, end, CANDLES_MAX + 1)
 
     async def extremes(self, symbol: str, start: datetime, end: datetime) -> Extremes | None:
         """Return the extremes of the candles that lie entirely between two moments; None if there are none.

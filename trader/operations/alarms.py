@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, get_args
+from typing import Final, get_args
 
 from trader.core import tasks
 from trader.core.clock import JumpWatch, SystemClock
@@ -49,13 +49,6 @@ CLOCK_STEADY_S: Final = 45.0
 _REAL_TIME: Final = SystemClock()
 
 
-class QueuedNotice(NamedTuple):
-    """A notice that is waiting for a sink, and since when in monotonic seconds."""
-
-    notice: Notice
-    since_s: float
-
-
 class Outlet:
     """One sink's queue, and the task that empties it in order. `timer` is a monotonic clock in seconds."""
 
@@ -65,7 +58,9 @@ class Outlet:
         self._sink = sink
         self._timer = timer
         self._retry_after_s = retry_after_s
-        self._waiting: deque[QueuedNotice] = deque()
+        self._waiting: deque[tuple[Notice, float]] = deque()
+        """Each notice, and since when it is waiting, in monotonic seconds."""
+
         self._changed = asyncio.Event()
         self._consecutive_failures = 0
         self._task = tasks.keep(self._run, f"notifications {self.name}")
@@ -77,13 +72,13 @@ class Outlet:
     def put(self, notice: Notice) -> None:
         """Queue a notice. The end of an alarm replaces any of its notices that are still waiting."""
         if notice.state == "resolved":
-            left = [each for each in self._waiting if each.notice.cause != notice.cause]
+            left = [each for each in self._waiting if each[0].cause != notice.cause]
             self.outcomes["superseded"] += len(self._waiting) - len(left)
             self._waiting = deque(left)
         if len(self._waiting) >= QUEUE_MAX:
             del self._waiting[1]  # the first is being sent
             self.outcomes["dropped"] += 1
-        self._waiting.append(QueuedNotice(notice, self._timer()))
+        self._waiting.append((notice, self._timer()))
         self._changed.set()
 
     async def _run(self) -> None:
@@ -92,7 +87,7 @@ class Outlet:
                 self._changed.clear()
                 await self._changed.wait()
             queued = self._waiting[0]
-            if await self._is_done_with(queued):
+            if await self._is_done_with(*queued):
                 if queued in self._waiting:
                     self._waiting.remove(queued)
                 self._changed.set()
@@ -100,15 +95,15 @@ class Outlet:
                 self._changed.set()
                 await asyncio.sleep(self._retry_after_s[min(self._consecutive_failures, len(self._retry_after_s)) - 1])
 
-    async def _is_done_with(self, queued: QueuedNotice) -> bool:
+    async def _is_done_with(self, notice: Notice, since_s: float) -> bool:
         """Make one attempt. Return whether the notice was sent or will not be retried."""
         try:
-            await self._sink.send(queued.notice)
+            await self._sink.send(notice)
         except SinkUnavailable as error:
             if self._consecutive_failures == 0:  # logged once, not with every notice
                 log.warning("notices do not reach the sink %s of NOTIFY_URL: %s", self.name, error)
             self._consecutive_failures += 1
-            if error.is_temporary and self._timer() - queued.since_s < GIVE_UP_S:
+            if error.is_temporary and self._timer() - since_s < GIVE_UP_S:
                 return False
             self.outcomes["failed"] += 1
             return True

@@ -142,8 +142,9 @@ class LossLimits:
         hit = rules.breach(baseline, limits)
         if hit is None or self._halts.is_limited(account_id):
             return
-        log.error("%s: %s limit: %s", scope(account_id), hit.cause, hit.reason)
-        await self._halts.halt(account_id, hit.cause, hit.reason, "limit", self._verb, term=term)
+        cause, reason = hit
+        log.error("%s: %s limit: %s", scope(account_id), cause, reason)
+        await self._halts.halt(account_id, cause, reason, "limit", self._verb, term=term)
 
     async def _save(self, now: datetime, term: int) -> None:
         """Record the baselines that changed, except where a limit has halted: lifting the halt resets that row."""

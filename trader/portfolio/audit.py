@@ -9,13 +9,14 @@ from typing import Final
 
 import msgspec
 
+from trader.core.clock import EPOCH
 from trader.database.pool import Database
 from trader.exchange.domain.audit import compare, compare_with_venue, recompute
 from trader.exchange.domain.orders import Fill
 from trader.exchange.sql import audit as store
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
 from trader.portfolio.domain.equity_audit import compare_with_books, compare_with_marks
-from trader.portfolio.sql.snapshots import select_baseline_runs, select_equity, select_hours
+from trader.portfolio.sql.snapshots import select_baseline_runs, select_hours, select_run_hours
 
 LEVERAGE_UNSEEN: Final = 5.0
 """Leverage allowed for a rule agent's positions of less than a minute, which no snapshot may show."""
@@ -64,13 +65,13 @@ async def audit(database: Database, progress: Callable[[int, int], None] = _say_
                 report.trades += len(trades)
                 problems += compare_with_venue(fills, trades)
             else:
-                hours = await select_equity(conn, run)
+                hours = await select_run_hours(conn, [(run.account_id, run.id, EPOCH)])
                 report.hours += len(hours)
                 problems += compare_with_books(run.initial_capital, entries, hours, candles.range_of)
             report.problems += [f"account {run.account_id}, run {run.number}: {problem}" for problem in problems]
             progress(number, len(runs))
         for run in await select_baseline_runs(conn):
-            hours = await select_equity(conn, run)
+            hours = await select_run_hours(conn, [(run.account_id, run.id, EPOCH)])
             report.hours += len(hours)
             least = 0.0 if run.account_id in _WITHOUT_AGENT else LEVERAGE_UNSEEN
             problems = list(compare_with_marks(run.initial_capital, hours, least, candles.move_over))

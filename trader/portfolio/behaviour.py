@@ -7,15 +7,12 @@ from typing import Final, NamedTuple
 
 from trader.core.clock import floor_time
 from trader.database.pool import Connection
-from trader.exchange.sql.trades import WholeTrade
-from trader.market.candles import Extremes
 from trader.portfolio.domain.behaviour import (
     VOLATILITY_HOURS,
     Behaviour,
     Conduct,
     PlanChange,
     PositionPart,
-    PriceExcursion,
     describe,
 )
 from trader.portfolio.run_statistics import EntrantPeriod, RunStatistics
@@ -34,25 +31,6 @@ class EntrantBehaviour(NamedTuple):
     until: datetime
     replicates: Sequence[str]
     behaviour: Behaviour
-
-
-class TradeExcursion(NamedTuple):
-    """The price range of a trade while it was open, and its excursions in percent of the entry price, unleveraged."""
-
-    lowest: float
-    highest: float
-    adverse_percent: float
-    favourable_percent: float
-
-
-def excursion_of(whole: WholeTrade, extremes: Extremes | None) -> TradeExcursion:
-    """Return the excursion of a trade, from its own fills and the extremes of the candles within it, if any."""
-    entry = float(whole.trade.entry_price)
-    prices = [float(fill.price) for fill in whole.fills] or [entry]
-    if extremes is not None:
-        prices += [extremes.low, extremes.high]
-    moves = PriceExcursion.of(entry, prices, is_long=whole.trade.is_long)
-    return TradeExcursion(min(prices), max(prices), 100 * moves.adverse / entry, 100 * moves.favourable / entry)
 
 
 def present_period(run: RunStatistics) -> EntrantPeriod | None:

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from decimal import Decimal
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from trader.core import statistics
 from trader.core.intervals import ConfidenceInterval
-from trader.core.money import ZERO, divide
 from trader.core.statistics import Drawdown, EquityPoint, Streaks, Summary
-from trader.exchange.domain.account import Trade
 from trader.exchange.sql.trades import RunTrade
 
 
@@ -42,24 +39,6 @@ class TradeFigures(NamedTuple):
     streaks: Streaks
     average_win_minutes: float | None
     average_loss_minutes: float | None
-
-
-class ExactFigures(NamedTuple):
-    """Statistics of listed trades as decimals: money in the quote currency, confidence in percent; None means no value.
-
-    The values of leverage and confidence are in the order of the list, without the trades that were given none.
-    """
-
-    trade_count: int
-    total_realized: Decimal
-    expectancy: Decimal | None
-    average_leverage: Decimal | None
-    median_leverage: Decimal | None
-    max_leverage: Decimal | None
-    leverage_values: Sequence[Decimal]
-    average_confidence: Decimal | None
-    median_confidence: Decimal | None
-    confidence_values: Sequence[Decimal]
 
 
 class EquityFigures(NamedTuple):
@@ -142,30 +121,3 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
         average_win_minutes=statistics.average_minutes(held, won=True),
         average_loss_minutes=statistics.average_minutes(held, won=False),
     )
-
-
-def exact_figures_of(trades: Sequence[Trade]) -> ExactFigures:
-    """Return the exact statistics of trades."""
-    realized = [trade.net_pnl for trade in trades]
-    leverages = [trade.given_leverage for trade in trades if trade.given_leverage is not None]
-    confidences = [trade.confidence for trade in trades if trade.confidence is not None]
-    return ExactFigures(
-        trade_count=len(trades),
-        total_realized=sum(realized, ZERO),
-        expectancy=_mean(realized),
-        average_leverage=_mean(leverages),
-        median_leverage=_median(leverages),
-        max_leverage=max(leverages, default=None),
-        leverage_values=leverages,
-        average_confidence=_mean(confidences),
-        median_confidence=_median(confidences),
-        confidence_values=confidences,
-    )
-
-
-def _mean(values: Sequence[Decimal]) -> Decimal | None:
-    return divide(sum(values, ZERO), Decimal(len(values))) if values else None
-
-
-def _median(values: Sequence[Decimal]) -> Decimal | None:
-    return median(values) if values else None

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import msgspec
 import numpy as np
 
 from trader.agents.domain.entrants import EntrantRecord
@@ -24,9 +25,10 @@ from trader.core import statistics
 from trader.core.statistics import EquityPoint
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
-from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.bets import UNKNOWN_LEVERAGE
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
 from trader.portfolio.figures import (
     DailyFigures,
@@ -41,7 +43,6 @@ from trader.portfolio.sql import analytics as analytics_store
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.analytics import AccountRun, Changes, CurrentRun, RunEntrant, Worth, select_changes
 from trader.portfolio.sql.baselines import select_baselines
-from trader.portfolio.sql.snapshots import HourlyValue
 
 _TURN_S: Final = 0.001
 """How often the computation of figures yields to other tasks, and for how long: due timers need a moment."""
@@ -62,8 +63,8 @@ class RunStatistics:
         """How many of the first n trades had no profit."""
         self.brief = array("L", [0])
         """How many of the first n trades were held for less than a minute."""
-        self.open: Sequence[OpenPosition] = ()
-        """The open positions."""
+        self.open: Sequence[tuple[Decimal | float, datetime]] = ()
+        """The entry notional and the opening of each open position."""
         self.later: dict[int, RunTrade] = {}
         """The trades closed after its end in a season: until then they were open."""
 
@@ -169,7 +170,7 @@ class RunStatistics:
         made_of = len(self.trades), len(self.later), tuple(self.open)
         if self._exposures is None or self._made_of != made_of:
             closed = [(float(each.entry_notional), each.opened_at, each.closed_at) for each in self.trades]
-            held = [(float(each.entry_notional), each.opened_at, None) for each in self.open]
+            held = [(float(notional), opened_at, None) for notional, opened_at in self.open]
             later = [(float(each.entry_notional), each.opened_at, None) for each in self.later.values()]
             self._exposures, self._made_of = Exposures([*closed, *held, *later]), made_of
         return self._equity.returns(until, self._exposures)
@@ -316,7 +317,8 @@ class RunScope(NamedTuple):
         """
         if self.start is None:
             return run
-        return run._replace(
+        return msgspec.structs.replace(
+            run,
             initial_capital=run.initial_capital if before is None else before.last,
             started_at=max(run.started_at, self.start),
             until=self.end,
@@ -390,9 +392,9 @@ class CurrentRuns:
             entrants: dict[str, list[RunEntrant]] = {}
             for entrant in await analytics_store.select_run_entrants(conn, scope.at, season, scope.start):
                 entrants.setdefault(entrant.model_id, []).append(entrant)
-            positions: dict[str, list[OpenPosition]] = {}
-            for position in await trades_store.select_open_positions(conn):
-                positions.setdefault(position.account_id, []).append(position)
+            positions: dict[str, list[tuple[Decimal, datetime]]] = {}
+            for account_id, notional, opened_at in await trades_store.select_open_positions(conn):
+                positions.setdefault(account_id, []).append((notional, opened_at))
             for model_id, run in runs.items():
                 run.set_entrants(entrants.get(model_id, ()))
                 run.open = positions.get(model_id, ())

@@ -26,7 +26,6 @@ from trader.portfolio.domain.histories import (
     Resolution,
     Snapshot,
     Window,
-    average_by_hour,
     choose_resolution,
     floor_to_bucket,
     minute_end,
@@ -51,13 +50,6 @@ HELD: Final = timedelta(minutes=65)
 
 _DAY: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-
-
-class VariantHistories(NamedTuple):
-    """Hourly averages per variant, ascending, and the plain average over the variants."""
-
-    variants: Mapping[VariantId, Sequence[Point]]
-    aggregate: Sequence[Point]
 
 
 class EquityHistory(NamedTuple):
@@ -183,14 +175,14 @@ class PortfolioService:
 
     # -- the past
 
-    async def variant_history(self, window: Window) -> VariantHistories:
+    async def variant_history(self, window: Window) -> dict[VariantId, list[Point]]:
         """Return the average of the window's snapshots per variant and hour; variants without snapshots are empty."""
+        histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
         async with self._database.connection() as conn:
             rows = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
-        histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
-        for row in rows:
-            histories[row.variant].append(Point(row.hour, row.value))
-        return VariantHistories(histories, average_by_hour(histories.values()))
+        for variant, hour, value in rows:
+            histories[variant].append(Point(hour, value))
+        return histories
 
     async def history(
         self,
@@ -207,9 +199,10 @@ class PortfolioService:
         """
         start, resolution = self._fitting(start, end, points_max)
         bucket = RESOLUTIONS[resolution]
-        asked = store.HistoryRange(model_id, variant, start, end, bucket)
+        width = SLICE_BUCKETS * bucket
         async with self._histories, self._database.connection() as conn:
-            return EquityHistory(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
+            chunks = await store.select_history(conn, model_id, variant, start, end, bucket, width)
+            return EquityHistory(chunks, resolution)
 
     async def equity_curves(
         self,
@@ -230,9 +223,10 @@ class PortfolioService:
         bucket = RESOLUTIONS[resolution]
         first = floor_to_bucket(start, bucket)
         last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
-        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD, baselines)
         async with self._histories, self._database.connection() as conn:
-            records = await store.select_equity_curves(conn, grid)
+            records = await store.select_equity_curves(
+                conn, model_id, variant, first, last, bucket, end, HELD, baselines=baselines
+            )
         times = [first + number * bucket for number in range(1, (last - first) // bucket + 2)]
         return Curves(times, resolution, records)
 

@@ -7,31 +7,30 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from uuid import UUID
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 import trader
-from trader.agents.domain.entrants import EntrantRecord
-from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
+from trader.agents.domain.models import Model
 from trader.api.schemas.common import Timestamp, Wire, iso
 from trader.core import files
 from trader.core.errors import SettingsError
-from trader.core.variant_id import VariantId
-from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import PlanChange, PositionPart
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.seasons import AccountPast
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, PastEntrant, RunEntrant
-from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Format, Table
-from trader.seasons.record_reader import TABLES
+from trader.seasons.record_reader import TABLES, read_model
+
+T = TypeVar("T")
 
 CARD: Final = "card.json"
 SCHEMA: Final = "card.schema.json"
@@ -182,140 +181,80 @@ class SeasonRows(NamedTuple):
 
 def rows_of(basis: Basis) -> SeasonRows:
     """Return the rows of a season in the form of a service's statistics."""
-    tables, until = basis.tables, basis.until
-    parts = {key: [PositionPart(**row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
-    hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
+    tables, until, season = basis.tables, basis.until, basis.season
+    parts = _grouped(tables["positions"], PositionPart)
+    hours = _grouped(tables["hours"], HourlyValue, account_id="account", last="equity", last_at="at")
+    entrants = {key: list(map(_entrant, rows)) for key, rows in _grouped(tables["entrants"], dict[str, Any]).items()}
+    past_entrants = _grouped(tables["past_entrants"], PastEntrant, model_id="account")
+    past_runs = _grouped(tables["past_runs"], AccountRun, account_id="account")
     runs: dict[str, RunStatistics] = {}
     baselines: dict[str, RunStatistics] = {}
     for row in tables["runs"].records():
-        account_id, cost = row["account"], row["cost_usd"]
-        described = [_entrant(account_id, **each) for each in entrants.get(account_id, ())]
-        record = described[-1].record if described else EntrantRecord(0, None, None, 0, 0)
-        totals = InvocationTotals(
-            finished=sum(each.totals.finished for each in described),
-            cost_usd=None if cost is None else Decimal(str(cost)),
-        )
+        account_id, described = row["account"], entrants.get(row["account"], [])
+        totals = {"finished": sum(each.totals.finished for each in described), "cost_usd": row["cost_usd"]}
+        own = {"model_id": account_id, "run_id": row["run"], "initial_capital": row["capital"]}
+        current = msgspec.convert({**row, **own, "season": season.number, "until": until}, CurrentRun, strict=False)
         run = RunStatistics(
-            CurrentRun(
-                model_id=account_id,
-                run_id=UUID(row["run"]),
-                initial_capital=Decimal(str(row["capital"])),
-                started_at=row["started_at"],
-                totals=totals,
-                entrant=record,
-                number=int(row["number"]),
-                until=until,
-                leverage=row["leverage"],
+            msgspec.structs.replace(
+                current,
+                totals=msgspec.convert(totals, InvocationTotals),
+                entrant=described[-1].record if described else NO_RECORD,
             )
         )
         run.set_entrants(described)
-        run.set_hours([_hour(account_id, **each) for each in hours.get(account_id, ())])
+        run.set_hours(hours.get(account_id, ()))
         run.add_trades(_trades(parts.get(account_id, ()), until))
         run.open = [
-            OpenPosition(account_id, Decimal(str(part.entry_notional)), part.opened_at)
-            for part in parts.get(account_id, ())
-            if part.closed_at is None
+            (part.entry_notional, part.opened_at) for part in parts.get(account_id, ()) if part.closed_at is None
         ]
         (baselines if row["is_baseline"] else runs)[account_id] = run
     closes: dict[str, dict[datetime, float]] = {}
     for row in tables["closes"].records():
         closes.setdefault(row["symbol"], {})[row["hour"]] = row["close"]
     return SeasonRows(
-        models={row["account"]: _model(row) for row in tables["models"].records()},
+        models={
+            row["account"]: read_model({**row, "id": row["account"], "router_model_name": row["router_model"]})
+            for row in tables["models"].records()
+        },
         runs=runs,
         baselines=baselines,
-        accounts=_accounts(tables),
+        accounts={key: AccountPast.of(rows, past_entrants.get(key, ())) for key, rows in past_runs.items()},
         parts=parts,
-        changes={key: [PlanChange(**row) for row in rows] for key, rows in _grouped(tables["plan_changes"]).items()},
+        changes=_grouped(tables["plan_changes"], PlanChange),
         closes=closes,
     )
 
 
-def _accounts(tables: Mapping[str, Table]) -> dict[str, AccountPast]:
-    entrants = {
-        key: [
-            PastEntrant(model_id=key, **row | {name: int(row[name]) for name in ("run_number", "number")})
-            for row in rows
-        ]
-        for key, rows in _grouped(tables["past_entrants"]).items()
-    }
-    runs = {
-        key: [
-            AccountRun(account_id=key, **row | {name: Decimal(str(row[name])) for name in ("first", "last")})
-            for row in rows
-        ]
-        for key, rows in _grouped(tables["past_runs"]).items()
-    }
-    return {key: AccountPast.of(rows, entrants.get(key, ())) for key, rows in runs.items()}
-
-
-def _grouped(table: Table) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a table by account, without its column."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _grouped(table: Table, kind: type[T], **columns: str) -> dict[str, list[T]]:
+    """Return the rows of a table by account. A field has the column of its name, or the one given for it."""
+    groups: dict[str, list[T]] = {}
     for row in table.records():
-        groups.setdefault(row.pop("account"), []).append(row)
+        named = row | {field: row[column] for field, column in columns.items()}
+        groups.setdefault(row["account"], []).append(msgspec.convert(named, kind, strict=False))
     return groups
 
 
-def _entrant(
-    account_id: str,
-    number: float,
-    fingerprint: str | None,
-    began_at: datetime | None,
-    ended_at: datetime | None,
-    finished: float,
-    decided: float,
-    due: float,
-    manual_since: datetime | None,
-    declared: str | None,
-) -> RunEntrant:
-    said = None if declared is None else msgspec.json.decode(declared, type=dict[str, str])
-    record = EntrantRecord(
-        number=int(number),
-        fingerprint=fingerprint,
-        began_at=began_at,
-        cycles_decided=int(decided),
-        cycles_due=int(due),
-        manual_since=manual_since,
-        declared=said,
-    )
-    return RunEntrant(account_id, record, ended_at, None, InvocationTotals(finished=int(finished)))
-
-
-def _hour(account_id: str, hour: datetime, equity: float, at: datetime, leverage: float | None) -> HourlyValue:
-    return HourlyValue(account_id, hour, Decimal(str(equity)), at, leverage)
+def _entrant(row: Mapping[str, Any]) -> RunEntrant:
+    declared = None if row["declared"] is None else msgspec.json.decode(row["declared"])
+    own = {"declared": declared, "cycles_decided": row["decided"], "cycles_due": row["due"]}
+    record = msgspec.convert({**row, **own}, EntrantRecord, strict=False)
+    return RunEntrant(row["account"], record, row["ended_at"], None, InvocationTotals(finished=int(row["finished"])))
 
 
 def _trades(parts: Iterable[PositionPart], until: datetime) -> list[RunTrade]:
     """Return the parts closed before a time as trades, in closing order."""
     closed = [part for part in parts if part.closed_at is not None and part.closed_at < until]
     trades = [
-        RunTrade(
-            id=number,
-            net_pnl=Decimal(str(part.net)),
-            entry_notional=Decimal(str(part.entry_notional)),
-            is_long=part.is_long,
-            confidence=None,
-            opened_at=part.opened_at,
-            closed_at=part.closed_at or until,
+        msgspec.convert(
+            {
+                **msgspec.structs.asdict(part),
+                "id": number,
+                "net_pnl": part.net,
+                "confidence": None,
+                "close_reason": part.reason,
+            },
+            RunTrade,
         )
         for number, part in enumerate(closed)
     ]
     return sorted(trades, key=lambda trade: (trade.closed_at, trade.id))
-
-
-def _model(row: Mapping[str, Any]) -> Model:
-    cutoff = row["training_cutoff"]
-    return Model(
-        id=row["account"],
-        name=row["name"],
-        variant=VariantId(row["variant"]),
-        provider=row["provider"],
-        router_model_name=row["router_model"],
-        created_at=row["created_at"] or datetime.min.replace(tzinfo=UTC),
-        configuration=ModelConfiguration(
-            owner=row["owner"],
-            replicate_of=row["replicate_of"],
-            training_cutoff=None if cutoff is None else date.fromisoformat(cutoff),
-        ),
-    )

@@ -12,6 +12,7 @@ from trader.api.schemas.analytics import Percent
 from trader.api.schemas.behaviour import BehaviourView
 from trader.api.schemas.common import Timestamp, Wire, iso
 from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.core.errors import SettingsError
 from trader.core.statistics import max_drawdown, percent
 from trader.portfolio.behaviour import make_behaviour, present_period
 from trader.portfolio.domain.board import BoardRules
@@ -125,8 +126,14 @@ class Judged(NamedTuple):
 
 
 async def judge(basis: Basis) -> Judged:
-    """Return a season with its evidence."""
-    rows = rows_of(basis)
+    """Return a season with its evidence.
+
+    :raises SettingsError: the record has a value that no row can have
+    """
+    try:
+        rows = rows_of(basis)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise SettingsError([f"the record of season {basis.season.number} contradicts itself: {error}"]) from None
     report = await make_report(
         rows.models, rows.runs, rows.baselines, basis.until, season=basis.season, accounts=rows.accounts
     )

@@ -2,19 +2,23 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from statistics import median
 from typing import Any, NamedTuple
 
+from trader.agents.domain.models import Model
 from trader.agents.variants import VARIANTS, color_of
 from trader.api.dashboard.reports import report_page
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.clock import iso
-from trader.core.statistics import EquityPoint
+from trader.core.statistics import EquityPoint, minutes
+from trader.exchange.sql.trades import RunTrade
+from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.evidence import Statement, Verdict
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.evidence import EvidenceReport
-from trader.seasons.sql.report import AccountReport, TradeOutcome, UnvaluedModel
+from trader.portfolio.sql.analytics import CurrentRun
+from trader.seasons.sql.report import AccountReport
 
 PercentCurve = Sequence[tuple[datetime, float]]
 
@@ -47,8 +51,9 @@ class SeasonReport(NamedTuple):
 
     name: str
     standings: Sequence[RankedModel]
-    unvalued: Sequence[UnvaluedModel]
-    trades: Sequence[TradeOutcome]
+    unvalued: Sequence[tuple[Model, CurrentRun]]
+    trades: Sequence[tuple[str, RunTrade]]
+    """With the variants of their models."""
     evidence: EvidenceReport | None = None
     season: Season | None = None
     references: Mapping[str, PercentCurve] = {}
@@ -106,12 +111,21 @@ def _of_accounts(season: SeasonReport) -> dict[str, Any]:
             }
             for standing in season.standings
         ],
-        "unvalued": season.unvalued,
+        "unvalued": [
+            {
+                "modelId": model.id,
+                "name": model.name,
+                "variant": model.variant,
+                "initialCapital": run.initial_capital,
+                "startedAt": run.started_at,
+            }
+            for model, run in season.unvalued
+        ],
         "references": [{"name": name, "values": _values(curve, hours)} for name, curve in season.references.items()],
         "trades": [
             {"variant": variant} | _trades(trades)
             for variant in VARIANTS
-            if (trades := [trade for trade in season.trades if trade.variant == variant])
+            if (trades := [trade for of_variant, trade in season.trades if of_variant == variant])
         ],
         "unexplained": [account.model_id for account in season.unexplained],
         **({} if season.evidence is None else _evidence(season, season.evidence)),
@@ -123,19 +137,19 @@ def _values(curve: PercentCurve, hours: Sequence[datetime]) -> list[float | None
     return [None if (value := values.get(hour)) is None else round(value, 3) for hour in hours]
 
 
-def _trades(trades: Sequence[TradeOutcome]) -> dict[str, Any]:
+def _trades(trades: Sequence[RunTrade]) -> dict[str, Any]:
     """Return the net profits of trades in percent of their entry notional, and shares of the trades in percent."""
-    nets, minute = [trade.net_percent for trade in trades], timedelta(minutes=1)
+    nets = [trade.net_percent for trade in trades]
 
     def share(*which: bool) -> float:
         return 100 * sum(which) / len(trades)
 
     return {
-        "values": [round(float(net), 3) for net in nets],
-        "median": float(median(nets)),
+        "values": [round(net, 3) for net in nets],
+        "median": median(nets),
         "won": share(*(net > 0 for net in nets)),
-        "held": median(trade.held / minute for trade in trades),
-        "brief": share(*(trade.held < minute for trade in trades)),
+        "held": median(minutes(trade.opened_at, trade.closed_at) for trade in trades),
+        "brief": share(*(is_within_minute(trade.opened_at, trade.closed_at) for trade in trades)),
         "closed": {
             head: share(*(trade.close_reason in group for trade in trades)) for head, group in CLOSE_REASONS.items()
         },

@@ -17,15 +17,14 @@ import msgspec
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
-from trader.core.variant_id import VariantId
 from trader.exchange.domain.audit import LedgerEntry, recompute
-from trader.exchange.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment
 from trader.portfolio.behaviour import first_close
 from trader.portfolio.domain.behaviour import PositionPart
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.seasons import Season, SeasonRecord, SeasonRules
 from trader.portfolio.seasons import scope_of
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, Worth
-from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Table
 from trader.record.domain.chain import GENESIS, link_digest
 from trader.record.domain.results import BEGIN, REMOVED, STATE_TABLES, ResultRow
@@ -37,7 +36,9 @@ TABLES: Final = (
 
 _HOUR: Final = timedelta(hours=1)
 _ORDERS: Final = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
-_LEDGER: Final = ("fills", "funding_payments", "insurance_payments")
+_LEDGER: Final = {
+    "fills": Fill, "funding_payments": FundingPayment, "insurance_payments": InsurancePayment
+}  # fmt: skip
 
 
 class SeasonCall(NamedTuple):
@@ -64,7 +65,7 @@ class SeasonDecision(NamedTuple):
     calls: Sequence[SeasonCall]
 
 
-class SeasonRun(NamedTuple):
+class SeasonRun(msgspec.Struct, frozen=True):
     """A run of an account, or of a baseline, which never ends."""
 
     id: str
@@ -162,7 +163,7 @@ class RecordReader:
                 self.late.add(key)
             self.season_digests[row["season"]].append(hashlib.sha256(row["record"].encode()).digest())
         if table == "baselines":
-            run = SeasonRun(row["run_id"], 1, Decimal(row["initial_capital"]), _moment(row["started_at"]))
+            run = msgspec.convert({**row, "id": row["run_id"], "number": 1}, SeasonRun)
             self.baselines[row["id"]][run.id] = run
         if table == "invocation_counts" and not is_first:
             self.missed.append(row)
@@ -181,20 +182,11 @@ class RecordReader:
     def runs_of(self, account_id: str) -> list[SeasonRun]:
         """Return the runs of a model's account, in order."""
         rows = [row for key, row in self.states["runs"].items() if key[0] == account_id]
-        return [
-            SeasonRun(
-                row["id"],
-                row["number"],
-                Decimal(row["initial_capital"]),
-                _moment(row["started_at"]),
-                None if row["ended_at"] is None else _moment(row["ended_at"]),
-            )
-            for row in sorted(rows, key=lambda row: row["number"])
-        ]
+        return sorted(msgspec.convert(rows, list[SeasonRun]), key=lambda run: run.number)
 
     def models(self, rules: SeasonRules, until: datetime) -> dict[str, Model]:
         """Return the entrants of a season: the models that it has, with an account that was open at a moment."""
-        models = map(_model, self.states["models"].values())
+        models = map(read_model, self.states["models"].values())
         return {
             model.id: model
             for model in sorted(models, key=lambda model: model.id)
@@ -263,7 +255,7 @@ class _Tables:
         leverages = [value.leverage for value in before if value.leverage is not None]
         whole = CurrentRun(account_id, UUID(run.id), run.initial_capital, run.started_at, number=run.number)
         worth = Worth(before[-1].last, max(leverages, default=None)) if before else None
-        cut = self._scope.cut(whole._replace(totals=InvocationTotals(cost_usd=cost)), worth)
+        cut = self._scope.cut(msgspec.structs.replace(whole, totals=InvocationTotals(cost_usd=cost)), worth)
         is_baseline = account_id in self._record.baselines
         self.tables["runs"].add(
             account_id, run.id, is_baseline, run.number, cut.initial_capital, cut.started_at, cut.leverage, cost
@@ -315,7 +307,7 @@ class _Tables:
             if run.started_at >= self._until or (ended_at is not None and ended_at <= self._start):
                 continue
             past = self._account_run(model_id, run, is_over=ended_at is not None)
-            self.tables["past_runs"].add_row({"account": model_id, **past._asdict()})
+            self.tables["past_runs"].add_row({"account": model_id, **msgspec.structs.asdict(past)})
             for (began_at, row), next_began_at in zip(entrants, ends, strict=True):
                 over = [each for each in (ended_at, next_began_at) if each is not None and each < self._until]
                 first = max(run.started_at, began_at, self._start)
@@ -362,7 +354,7 @@ class _Tables:
         for part in position_parts(rows, self._record.extremes):
             if part.closed_at is None or part.closed_at >= self._start:
                 self._symbols.add(part.symbol)
-                self.tables["positions"].add_row({"account": model_id, **part._asdict()})
+                self.tables["positions"].add_row({"account": model_id, **msgspec.structs.asdict(part)})
 
 
 def position_parts(rows: Sequence[ResultRow], extremes: Mapping[str, tuple[float, float]]) -> list[PositionPart]:
@@ -416,32 +408,8 @@ def _price(closing: ResultRow | None, name: str) -> float | None:
 
 
 def _entry(row: ResultRow) -> LedgerEntry:
-    common = {"sequence": row["sequence"], "order_id": UUID(row["order_id"]), "at": _moment(row["created_at"])}
-    match row["table"]:
-        case "fills":
-            return Fill(
-                **common,
-                request_id=None if row["request_id"] is None else UUID(row["request_id"]),
-                symbol=row["symbol"],
-                side=OrderSide(row["side"]),
-                quantity=Decimal(row["quantity"]),
-                price=Decimal(row["price"]),
-                fee=Decimal(row["fee"]),
-                liquidation_fee=Decimal(row["liquidation_fee"]),
-                maker=row["maker"],
-                cause=Cause(row["cause"]),
-            )
-        case "funding_payments":
-            return FundingPayment(
-                **common,
-                symbol=row["symbol"],
-                boundary=_moment(row["boundary"]),
-                quantity=Decimal(row["quantity"]),
-                mark=Decimal(row["mark"]),
-                rate=Decimal(row["rate"]),
-                amount=Decimal(row["amount"]),
-            )
-    return InsurancePayment(**common, amount=Decimal(row["amount"]))
+    entry: LedgerEntry = msgspec.convert({**row, "at": row["created_at"]}, _LEDGER[row["table"]])
+    return entry
 
 
 def _call(model_id: str, call: Mapping[str, Any]) -> SeasonCall:
@@ -460,29 +428,13 @@ def _call(model_id: str, call: Mapping[str, Any]) -> SeasonCall:
 
 
 def _hour(row: ResultRow) -> HourlyValue:
-    leverage = row["leverage"]
-    return HourlyValue(
-        row["account_id"],
-        _moment(row["hour"]),
-        Decimal(row["last"]),
-        _moment(row["last_at"]),
-        None if leverage is None else float(leverage),
-    )
+    return msgspec.convert(row, HourlyValue, strict=False)  # an infinite leverage is a text
 
 
-def _model(row: ResultRow) -> Model:
-    return Model(
-        id=row["id"],
-        name=row["name"],
-        variant=VariantId(row["variant"]),
-        provider=row["provider"],
-        router_model_name=row["router_model_name"],
-        created_at=_moment(row["created_at"]),
-        configuration=msgspec.convert(
-            {name: row[name] for name in ("owner", "replicate_of", "training_cutoff") if row[name] is not None},
-            ModelConfiguration,
-        ),
-    )
+def read_model(row: ResultRow) -> Model:
+    """Return the model of a row, with the part of its configuration that a result tells."""
+    told = {name: row[name] for name in ("owner", "replicate_of", "training_cutoff") if row[name] is not None}
+    return msgspec.convert({**row, "configuration": msgspec.convert(told, ModelConfiguration)}, Model)
 
 
 def _moment(text: str) -> datetime:

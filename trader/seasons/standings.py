@@ -14,7 +14,7 @@ from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.tables import Table
 from trader.seasons.bundle import Basis, SeasonRows
 from trader.seasons.page import RankedModel, SeasonReport, percent_curve
-from trader.seasons.sql.report import AccountReport, TradeOutcome
+from trader.seasons.sql.report import AccountReport
 
 
 def make_standings(accounts: Sequence[AccountReport], hours: Mapping[str, Sequence[EquityPoint]]) -> list[RankedModel]:
@@ -56,18 +56,7 @@ def season_report(basis: Basis, rows: SeasonRows, evidence: EvidenceReport) -> S
     runs = {key: run for key, run in rows.runs.items() if run.hours}
     accounts = [_account(run, rows, basis.tables) for run in runs.values()]
     standings = make_standings(accounts, {key: run.points() for key, run in runs.items()})
-    trades = [
-        TradeOutcome(
-            rows.models[key].variant,
-            part.symbol,
-            part.reason or "",
-            100 * part.net / part.entry_notional,
-            part.closed_at - part.opened_at,
-        )
-        for key in runs
-        for part in rows.parts.get(key, ())
-        if part.net is not None and part.closed_at is not None
-    ]
+    trades = [(rows.models[key].variant.value, trade) for key, run in runs.items() for trade in run.trades]
     shown = [standing._replace(verdict=None) for standing in standings]  # the evidence has them by the season's rules
     return SeasonReport(basis.season.rules.name, shown, [], trades, evidence, season=basis.season)
 

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from trader.settings.forms import HOST_NAME, WEB_ADDRESS
@@ -155,22 +155,18 @@ _WORDS_OF_FORM: Final = frozenset({"API", "BASE", "KEY", "URL"})
 """Words for the kind of a setting's value, which do not name its subject."""
 
 
-class UnknownNames(NamedTuple):
-    """Names that are not settings: `mistakes` stop the start, `warnings` are logged."""
+def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names that are not settings: those that stop the start, and those to be warned of.
 
-    mistakes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterable[str]) -> UnknownNames:
-    """Report names that are not settings: all of them in the file, and in the environment those similar to a setting.
+    All of the file are reported, and of the environment those similar to a setting.
 
     The environment also holds other programs' variables, so a similar name there is only a warning, except for a loss
     limit, whose misspelling is a mistake everywhere.
     """
     known = (*variables, *KEY_NAMES, *BASE_URL_NAMES)
     names = dict.fromkeys(environ, False) | dict.fromkeys(file, True)
-    mistakes, warnings = [], []
+    mistakes: list[str] = []
+    warnings: list[str] = []
     for name, is_in_file in names.items():
         upper = name.upper()
         is_foreign = upper.startswith(_POSTGRES_PREFIX) and not is_in_file
@@ -184,7 +180,7 @@ def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterabl
             mistakes.append(f"{name}: expected the name of a setting; {_hint(close)}")
         elif is_own or close:
             warnings.append(f"{name} in the environment is not a setting and has no effect; {_hint(close)}")
-    return UnknownNames(tuple(mistakes), tuple(warnings))
+    return mistakes, warnings
 
 
 def _may_mean(name: str, known: str) -> bool:

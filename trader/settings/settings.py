@@ -282,7 +282,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         file = read_dotenv(dotenv)
         texts = merged_texts(environ, file.values)
-        problems = [*file.problems, *find_unknown(file.values, environ, NAMES).mistakes]
+        problems = [*file.problems, *find_unknown(file.values, environ, NAMES)[0]]
         effective = effective_texts(environ, file.values, demo=demo)
         values: dict[str, Any] = {
             field: parse_setting(variable.name, variable.form, effective[variable.name].text, problems)
@@ -355,7 +355,7 @@ TOKEN_CHARACTERS: Final = 16
 
 def find_misspelled(environ: Mapping[str, str], dotenv: Path | None) -> tuple[str, ...]:
     """Return warnings about environment variables that resemble a setting but are not one."""
-    return find_unknown(read_dotenv(dotenv).values, environ, NAMES).warnings
+    return tuple(find_unknown(read_dotenv(dotenv).values, environ, NAMES)[1])
 
 
 def find_risks(settings: Settings, dotenv: Path) -> list[str]:

@@ -21,7 +21,7 @@ CONTENT = packed(CANDLES.name, klines(200))
 @pytest.fixture
 def archive() -> Archive:
     archive = Archive()
-    archive.add(CANDLES.path, CONTENT)
+    archive.add(str(CANDLES), CONTENT)
     return archive
 
 
@@ -73,14 +73,14 @@ async def test_a_file_is_verified_read_and_not_downloaded_again(archive: Archive
 
 
 def test_paths_match_the_public_archive() -> None:
-    assert CANDLES.path == "data/futures/um/monthly/klines/BTCUSDT/1m/BTCUSDT-1m-2025-01.zip"
-    assert FUNDING.path == "data/futures/um/monthly/fundingRate/BTCUSDT/BTCUSDT-fundingRate-2025-01.zip"
+    assert str(CANDLES) == "data/futures/um/monthly/klines/BTCUSDT/1m/BTCUSDT-1m-2025-01.zip"
+    assert str(FUNDING) == "data/futures/um/monthly/fundingRate/BTCUSDT/BTCUSDT-fundingRate-2025-01.zip"
 
 
 async def test_funding_rates_are_read_as_published(tmp_path: Path) -> None:
     archive = Archive()
     rows = ["calc_time,funding_interval_hours,last_funding_rate", "1735689600003,8,0.00010000"]
-    archive.add(FUNDING.path, packed(FUNDING.name, rows))
+    archive.add(str(FUNDING), packed(FUNDING.name, rows))
     async with serving(archive) as url, aiohttp.ClientSession() as http:
         downloader = Downloader(tmp_path, url, lambda *_: None, pause_s=0)
         assert await downloader.fetch(http, FUNDING) == "downloaded"
@@ -145,12 +145,12 @@ async def test_a_complete_part_is_only_verified(archive: Archive, tmp_path: Path
 async def test_a_wrong_checksum_removes_the_download(archive: Archive, tmp_path: Path, part: bytes) -> None:
     (tmp_path / f"{CANDLES.name}.part").write_bytes(part)
     if not part:
-        archive.files[CANDLES.path] = b"x" + CONTENT[1:]
+        archive.files[str(CANDLES)] = b"x" + CONTENT[1:]
     async with desk(archive, tmp_path) as each:
         with pytest.raises(MarketDataError, match=r"the SHA-256 of the download is \w{64}, but its .CHECKSUM says"):
             await each.fetch()
         assert names(tmp_path) == [f"{CANDLES.name}.CHECKSUM"]
-        archive.files[CANDLES.path] = CONTENT
+        archive.files[str(CANDLES)] = CONTENT
         assert await each.fetch() == "downloaded"
 
 
@@ -158,23 +158,23 @@ async def test_a_wrong_checksum_removes_the_download(archive: Archive, tmp_path:
     ("text", "shown"), [("<html>", "<html>"), ("0" * 64 + "  ETHUSDT-1m-2025-01.zip", "0000  ETHUSDT-1m"), ("", "''")]
 )
 async def test_a_checksum_of_another_file_is_refused(archive: Archive, tmp_path: Path, text: str, shown: str) -> None:
-    archive.files[f"{CANDLES.path}.CHECKSUM"] = text.encode()
+    archive.files[f"{CANDLES!s}.CHECKSUM"] = text.encode()
     async with desk(archive, tmp_path) as each:
         with pytest.raises(MarketDataError, match=f"expected a SHA-256 and the name {CANDLES.name}, got .*{shown}"):
             await each.fetch()
         assert CANDLES.name not in names(tmp_path)
-        archive.add(CANDLES.path, CONTENT)
+        archive.add(str(CANDLES), CONTENT)
         assert await each.fetch() == "downloaded"
 
 
 async def test_an_endless_checksum_file_is_refused(archive: Archive, tmp_path: Path) -> None:
-    archive.files[f"{CANDLES.path}.CHECKSUM"] = b"0" * 5_000
+    archive.files[f"{CANDLES!s}.CHECKSUM"] = b"0" * 5_000
     async with desk(archive, tmp_path) as each:
         with pytest.raises(MarketDataError, match=r"CHECKSUM has over 4,096 bytes"):
             await each.fetch()
 
 
-@pytest.mark.parametrize("path", [CANDLES.path, f"{CANDLES.path}.CHECKSUM"])
+@pytest.mark.parametrize("path", [str(CANDLES), f"{CANDLES!s}.CHECKSUM"])
 async def test_an_unpublished_month_is_reported_and_leaves_no_candles(
     archive: Archive, tmp_path: Path, path: str
 ) -> None:

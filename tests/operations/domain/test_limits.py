@@ -54,7 +54,7 @@ def test_a_limit_is_hit_exactly_when_the_loss_reaches_it(
         hit = breach(baseline, LossThresholds(daily, drawdown))
         assert (hit is not None) == (lost_today or fell), (baseline, hit)
         if hit is not None:
-            assert hit.cause is (HaltCause.DAILY_LOSS if lost_today else HaltCause.DRAWDOWN)
+            assert hit[0] is (HaltCause.DAILY_LOSS if lost_today else HaltCause.DRAWDOWN)
         assert breach(baseline, LossThresholds()) is None
 
 
@@ -125,10 +125,10 @@ def test_the_text_of_a_breach_has_its_figures() -> None:
     baseline = advance(begin(RUN, CAPITAL, CAPITAL, DAY), D(9_450), DAY)
     hit = breach(baseline, LossThresholds(D(5), D(50)))
     assert hit is not None
-    assert hit.reason == ("equity 9450.00 is 5.50 % below 10000.00, the first of 2025-01-01 (UTC); the limit is 5 %")
+    assert hit[1] == ("equity 9450.00 is 5.50 % below 10000.00, the first of 2025-01-01 (UTC); the limit is 5 %")
     hit = breach(baseline, LossThresholds(None, D("5.5")))
     assert hit is not None
-    assert hit.reason == "equity 9450.00 is 5.50 % below 10000.00, its peak; the limit is 5.5 %"
+    assert hit[1] == "equity 9450.00 is 5.50 % below 10000.00, its peak; the limit is 5.5 %"
 
 
 @pytest.mark.parametrize("start", [D(0), D(-5)])

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def part(opened: float, closed: float | None, **fields: Any) -> PositionPart:
         lowest=None,
         highest=None,
     )
-    return made._replace(**fields)
+    return msgspec.structs.replace(made, **fields)
 
 
 def conduct(*parts: PositionPart, hours: float = 100, changes: tuple[PlanChange, ...] = ()) -> Conduct:

@@ -3,13 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles, compare_with_marks
+from trader.portfolio.domain.equity_audit import HourlyCandles, compare_with_marks
+from trader.portfolio.domain.histories import HourlyValue
 
 HOUR = timedelta(hours=1)
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 CANDLES = [("BTC", FIRST + number * HOUR, 100.0, 100.5) for number in range(3)]
 HOURS = [
-    AuditedEquity(FIRST + number * HOUR + 59 * HOUR / 60, Decimal(equity), 1.0)
+    HourlyValue("a", FIRST + number * HOUR, Decimal(equity), FIRST + number * HOUR + 59 * HOUR / 60, 1.0)
     for number, equity in enumerate((100, 103))
 ]
 

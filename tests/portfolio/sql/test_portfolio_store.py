@@ -137,14 +137,11 @@ async def test_histories_have_the_last_snapshot_of_each_bucket(
                 await store.insert_snapshots(conn, [each])
             for name in chosen:
                 await upsert_model(conn, make_model(name))
-            asked = store.HistoryRange(None, None, first, last, bucket)
-            chunks = await store.select_history(conn, asked, slice_buckets * bucket)
+            chunks = await store.select_history(conn, None, None, first, last, bucket, slice_buckets * bucket)
             grid = [floor_to_bucket(first, bucket)]
             while grid[-1] + bucket <= last:
                 grid.append(grid[-1] + bucket)
-            curves = await store.select_equity_curves(
-                conn, store.CurveGrid(None, None, grid[0], grid[-1], bucket, last, held)
-            )
+            curves = await store.select_equity_curves(conn, None, None, grid[0], grid[-1], bucket, last, held)
         finally:
             await rolled_back.rollback()
     assert equity_values(chunks) == _last_of_buckets(kept.values(), chosen, first, last, bucket)
@@ -185,9 +182,7 @@ async def test_an_existing_snapshot_counts_once(database: Database) -> None:
         assert await store.insert_snapshots(conn, first) == 2
         again = [make_snapshot("one", START, "77"), make_snapshot("two", START + MINUTE, "40")]
         assert await store.insert_snapshots(conn, again) == 1
-        assert await store.select_variant_hours(conn, START) == [
-            store.VariantHour(VariantId.APEX, START, Decimal("23.33333333"))
-        ]
+        assert await store.select_variant_hours(conn, START) == [(VariantId.APEX, START, Decimal("23.33333333"))]
 
 
 async def test_last_snapshots_are_from_the_newest_hour(database: Database) -> None:

@@ -6,7 +6,6 @@ They include everything that the guard and the rules of the exchange read, so th
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
 
 import msgspec
 
@@ -45,19 +44,11 @@ class RecordedUpdate(msgspec.Struct, frozen=True):
     quotes: tuple[RecordedQuote, ...]
 
 
-class FundingRate(NamedTuple):
-    """The hourly funding rate of a market at an hour boundary."""
-
-    symbol: str
-    boundary: datetime
-    rate: Decimal
-
-
 class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of one call, by its number: account and marks, then the market until its answer.
 
     `quotes` has a quote at the moment of `context` for every market that concerns the account or the call. A call that
-    the guard refused has none.
+    the guard refused has none. `rates` are hourly funding rates, each with its market and the boundary of its hour.
     """
 
     number: int
@@ -68,7 +59,7 @@ class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
     answered_at: datetime
     quotes: tuple[RecordedQuote, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
-    rates: tuple[FundingRate, ...] = ()
+    rates: tuple[tuple[str, datetime, Decimal], ...] = ()
 
     @classmethod
     def of(
@@ -104,7 +95,7 @@ class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
             quotes=_recorded(quotes, concerned),
             updates=tuple(RecordedUpdate(tick.at, _recorded(tick.quotes, concerned)) for tick in ticks),
             rates=tuple(
-                FundingRate(held, hour, rate_of_hour(held, hour))
+                (held, hour, rate_of_hour(held, hour))
                 for held, position in account.positions.items()
                 for hour in hours_crossed(position.funded_until, at)
             ),

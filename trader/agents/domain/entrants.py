@@ -38,7 +38,7 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     began_at: datetime
 
 
-class EntrantRecord(NamedTuple):
+class EntrantRecord(msgspec.Struct, frozen=True):
     """The activity of a model's present entrant in the model's run. `began_at` may be before the run.
 
     A cycle is due when the entrant's cadence calls for a decision while the model is active and the service runs. It is

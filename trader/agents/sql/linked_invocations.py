@@ -57,14 +57,6 @@ async def select_linked_invocations(conn: Connection, ids: Sequence[UUID]) -> di
     return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_LINKED_INVOCATIONS, ids)}
 
 
-class UnlinkedInvocation(NamedTuple):
-    """A finished invocation that is not in the chain."""
-
-    id: UUID
-    model_id: str
-    finished_at: datetime
-
-
 SELECT_UNLINKED = """
 SELECT i.id, i.model_id, i.finished_at
 FROM invocations i
@@ -77,9 +69,10 @@ LIMIT $1
 """
 
 
-async def select_unlinked(conn: Connection, limit: int) -> list[UnlinkedInvocation]:
-    """Return invocations missing from the chain that ended after its first link."""
-    return [UnlinkedInvocation(**row) for row in await conn.fetch(SELECT_UNLINKED, limit, timeout=SCAN_TIMEOUT_S)]
+async def select_unlinked(conn: Connection, limit: int) -> list[tuple[UUID, str, datetime]]:
+    """Return the invocations missing from the chain that ended after its first link: id, model and end."""
+    rows = await conn.fetch(SELECT_UNLINKED, limit, timeout=SCAN_TIMEOUT_S)
+    return [(row["id"], row["model_id"], row["finished_at"]) for row in rows]
 
 
 SELECT_FINISHED_COUNT = "SELECT count(*) FROM invocations WHERE status <> 'running'"

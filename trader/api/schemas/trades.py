@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from decimal import Decimal
+from statistics import median
 from typing import Annotated, Final, Literal
 from uuid import UUID
 
@@ -23,13 +24,13 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.paging import IsoTime, PageInput, PageOutput, Skip
 from trader.api.schemas.positions import ExitPlanView, shown
+from trader.core.money import ZERO, divide
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, Fill, OrderSide, Side
 from trader.exchange.sql.trades import ModelTrade, TradeFilter, WholeTrade
 from trader.market.candles import Extremes
 from trader.market.domain.markets import canonical_symbol, traded_symbol
-from trader.portfolio.behaviour import excursion_of
-from trader.portfolio.figures import exact_figures_of
+from trader.portfolio.domain.behaviour import PriceExcursion
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 
@@ -152,12 +153,18 @@ class Excursion(Wire, kw_only=True):
 
     @classmethod
     def of(cls, whole: WholeTrade, extremes: Extremes | None) -> "Excursion":
-        moves = excursion_of(whole, extremes)
-        return cls.from_attributes(
-            moves,
-            adverse_percent=round(moves.adverse_percent, 4),
-            favourable_percent=round(moves.favourable_percent, 4),
-            interval=None if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
+        """Return the excursion of a trade, from its own fills and the extremes of the candles within it, if any."""
+        entry = float(whole.trade.entry_price)
+        prices = [float(fill.price) for fill in whole.fills] or [entry]
+        if extremes is not None:
+            prices += [extremes.low, extremes.high]
+        moves = PriceExcursion.of(entry, prices, is_long=whole.trade.is_long)
+        return cls(
+            lowest=min(prices),
+            highest=max(prices),
+            adverse_percent=round(100 * moves.adverse / entry, 4),
+            favourable_percent=round(100 * moves.favourable / entry, 4),
+            interval=UNSET if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
         )
 
 
@@ -261,11 +268,20 @@ class CompletedStats(Wire, kw_only=True):
 
     @classmethod
     def of(cls, trades: Sequence[ModelTrade]) -> "CompletedStats":
-        figures = exact_figures_of(trades)
-        return cls.from_attributes(
-            figures,
-            leverage_values=[trimmed(value) for value in figures.leverage_values],
-            confidence_values=[trimmed(value) for value in figures.confidence_values],
+        realized = [trade.net_pnl for trade in trades]
+        leverages = [trade.given_leverage for trade in trades if trade.given_leverage is not None]
+        confidences = [trade.confidence for trade in trades if trade.confidence is not None]
+        return cls(
+            trade_count=len(trades),
+            total_realized=trimmed(sum(realized, ZERO)),
+            expectancy=_mean(realized),
+            average_leverage=_mean(leverages),
+            median_leverage=_median(leverages),
+            max_leverage=shown(max(leverages, default=None)),
+            leverage_values=list(map(trimmed, leverages)),
+            average_confidence=_mean(confidences),
+            median_confidence=_median(confidences),
+            confidence_values=list(map(trimmed, confidences)),
         )
 
 
@@ -277,6 +293,14 @@ class GetCompletedTradesInput(PageInput, kw_only=True):
 class GetCompletedTradesOutput(PageOutput, kw_only=True):
     trades: list[CompletedTrade]
     stats: CompletedStats
+
+
+def _mean(values: Sequence[Decimal]) -> Decimal | None:
+    return trimmed(divide(sum(values, ZERO), Decimal(len(values)))) if values else None
+
+
+def _median(values: Sequence[Decimal]) -> Decimal | None:
+    return trimmed(median(values)) if values else None
 
 
 def hours_and_minutes(span: timedelta) -> str:

@@ -1,14 +1,13 @@
 """Variants on the wire: definitions, hourly histories, statistics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from trader.agents.variants import VARIANTS
 from trader.api.schemas.analytics import IntervalPercent
 from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
 from trader.portfolio.analytics import VariantStats
-from trader.portfolio.domain.histories import Point, Window
-from trader.portfolio.snapshots import VariantHistories
+from trader.portfolio.domain.histories import Point, Window, average_by_hour
 
 
 class VariantView(Wire, kw_only=True):
@@ -44,19 +43,19 @@ class GetVariantHistoryOutput(Wire, kw_only=True):
     aggregate: list[HistoryPoint]
 
 
-def variant_history_of(histories: VariantHistories) -> GetVariantHistoryOutput:
-    """Return the output: every variant of the build, and the aggregate."""
+def variant_history_of(histories: Mapping[VariantId, Sequence[Point]]) -> GetVariantHistoryOutput:
+    """Return the output: every variant of the build, and the plain average over them."""
     return GetVariantHistoryOutput(
         variants=[
             VariantHistory(
                 variant_id=variant.id,
                 label=variant.label,
                 color=variant.color,
-                history=_points(histories.variants[variant.id]),
+                history=_points(histories[variant.id]),
             )
             for variant in VARIANTS.values()
         ],
-        aggregate=_points(histories.aggregate),
+        aggregate=_points(average_by_hour(histories.values())),
     )
 
 

@@ -159,16 +159,22 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     confidence: Decimal | None
     opened_at: datetime
     closed_at: datetime
+    close_reason: Cause
 
     @classmethod
     def of(cls, trade: Trade) -> "RunTrade":
         return cls(**{name: getattr(trade, name) for name in cls.__struct_fields__} | {"id": trade.id.int})
 
+    @property
+    def net_percent(self) -> float:
+        """The net profit in percent of the entry notional."""
+        return 100 * float(self.net_pnl) / float(self.entry_notional)
+
 
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG' AS is_long, o.confidence, o.opened_at,
-       o.closed_at
+       o.closed_at, o.close_reason
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w
@@ -190,19 +196,13 @@ async def select_run_trades(
     return [(row["account_id"], msgspec.convert({**row, "id": row["id"].int}, RunTrade)) for row in rows]
 
 
-class OpenPosition(NamedTuple):
-    """An open position, with the fields needed to bound the returns of its account."""
-
-    account_id: str
-    entry_notional: Decimal
-    opened_at: datetime
-
-
 SELECT_OPEN_POSITIONS = """
 SELECT account_id, entry_notional, opened_at FROM orders WHERE status = 'OPEN' ORDER BY account_id, symbol
 """
 
 
-async def select_open_positions(conn: Connection) -> list[OpenPosition]:
-    """Return the open positions of all accounts."""
-    return [OpenPosition(**row) for row in await conn.fetch(SELECT_OPEN_POSITIONS)]
+async def select_open_positions(conn: Connection) -> list[tuple[str, Decimal, datetime]]:
+    """Return the account, the entry notional and the opening of every open position."""
+    return [
+        (row["account_id"], row["entry_notional"], row["opened_at"]) for row in await conn.fetch(SELECT_OPEN_POSITIONS)
+    ]

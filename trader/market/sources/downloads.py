@@ -5,8 +5,8 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final, Literal
 
 import aiohttp
 
@@ -33,22 +33,14 @@ ShowProgress = Callable[[str, int, int], None]
 """Receives a file's name, the bytes received so far, and its size in bytes."""
 
 
-class PublishedFile(NamedTuple):
-    """A file of one market and month: its name and its path under the base address."""
-
-    name: str
-    path: str
-
-
-def published_files(symbols: Sequence[str], months: Sequence[str]) -> list[PublishedFile]:
-    """Return the candle and funding-rate files of each market and month (`2025-01`)."""
-    names = [
-        (f"{month_name(symbol, kind, month)}.zip", place.format(symbol=symbol))
+def published_files(symbols: Sequence[str], months: Sequence[str]) -> list[PurePosixPath]:
+    """Return the paths under the base address of each market's and month's (`2025-01`) candles and funding rates."""
+    return [
+        PurePosixPath(place.format(symbol=symbol), f"{month_name(symbol, kind, month)}.zip")
         for symbol in symbols
         for month in months
         for kind, place in _PLACES.items()
     ]
-    return [PublishedFile(name, f"{place}/{name}") for name, place in names]
 
 
 class Downloader:
@@ -61,13 +53,13 @@ class Downloader:
         self._show = show
         self._pause_s = pause_s
 
-    async def fetch(self, http: aiohttp.ClientSession, file: PublishedFile) -> DownloadOutcome:
+    async def fetch(self, http: aiohttp.ClientSession, file: PurePosixPath) -> DownloadOutcome:
         """Download a file unless it exists, and verify its SHA-256 against the `.CHECKSUM` published with it.
 
         :raises MarketDataError: no connection, a refusal, or a wrong checksum; the message says what to do
         :raises OSError: the folder is not writable
         """
-        url = f"{self._base_url}/{file.path}"
+        url = f"{self._base_url}/{file}"
         path, checksum = self._folder / file.name, self._folder / f"{file.name}.CHECKSUM"
         if not (path.exists() and checksum.exists()):
             unverified = checksum.with_name(f"{checksum.name}.part")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from trader.database.pool import Connection
 from trader.market.domain.markets import Candle
@@ -66,16 +65,6 @@ async def delete_minutes(conn: Connection, before: datetime) -> None:
     await conn.execute(DELETE_MINUTES, before)
 
 
-class CandleRange(NamedTuple):
-    """The latest `limit` candles of one market and length with `start <= open_time < end`."""
-
-    symbol: str
-    span: timedelta
-    start: datetime
-    end: datetime
-    limit: int
-
-
 SELECT_CANDLES = """
 SELECT date_bin($2, open_time, 'epoch') AS bin_time, (array_agg(open ORDER BY open_time))[1] AS open,
        max(high) AS high, min(low) AS low, (array_agg(close ORDER BY open_time DESC))[1] AS close, sum(volume) AS volume
@@ -86,9 +75,14 @@ GROUP BY 1 ORDER BY 1 DESC LIMIT $5
 """
 
 
-async def select_candles(conn: Connection, asked: CandleRange) -> list[Candle]:
-    """Return ascending candles joined from minutes, or from hours if they are an hour or longer."""
-    rows = await conn.fetch(SELECT_CANDLES, asked.symbol, asked.span, asked.start, asked.end, asked.limit)
+async def select_candles(
+    conn: Connection, symbol: str, span: timedelta, start: datetime, end: datetime, limit: int
+) -> list[Candle]:
+    """Return the latest candles of a length with `start <= open_time < end`, ascending, at most `limit`.
+
+    They are joined from minutes, or from hours if they are an hour or longer.
+    """
+    rows = await conn.fetch(SELECT_CANDLES, symbol, span, start, end, limit)
     return [
         Candle(row["bin_time"], row["open"], row["high"], row["low"], row["close"], row["volume"])
         for row in reversed(rows)

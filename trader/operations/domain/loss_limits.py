@@ -45,13 +45,6 @@ class LossBaseline(msgspec.Struct, frozen=True, kw_only=True):
     last: Decimal
 
 
-class Breach(NamedTuple):
-    """A limit that was hit, with its figures in a sentence."""
-
-    cause: HaltCause
-    reason: str
-
-
 def begin(run_id: UUID | None, initial_capital: Decimal, equity: Decimal, day: date) -> LossBaseline:
     """Return the baseline of a run that begins on this day, with its capital."""
     return LossBaseline(
@@ -133,8 +126,8 @@ def shift(baseline: LossBaseline, amount: Decimal) -> LossBaseline:
     )
 
 
-def breach(baseline: LossBaseline, limits: LossThresholds) -> Breach | None:
-    """Return the limit that the last equity hits, the daily limit first; None if it hits neither."""
+def breach(baseline: LossBaseline, limits: LossThresholds) -> tuple[HaltCause, str] | None:
+    """Return the limit that the last equity hits, the daily one first, with a sentence; None if it hits neither."""
     for cause, limit, start, name in (
         (HaltCause.DAILY_LOSS, limits.daily_loss, baseline.day_start, f"the first of {baseline.day} (UTC)"),
         (HaltCause.DRAWDOWN, limits.drawdown, baseline.peak, "its peak"),
@@ -145,5 +138,5 @@ def breach(baseline: LossBaseline, limits: LossThresholds) -> Breach | None:
         if 100 * lost >= limit * start:
             percent = divide(100 * lost, start)
             fall = f"equity {baseline.last:.2f} is {percent:.2f} % below {start:.2f}, {name}"
-            return Breach(cause, f"{fall}; the limit is {limit:f} %")
+            return cause, f"{fall}; the limit is {limit:f} %"
     return None

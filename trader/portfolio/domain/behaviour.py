@@ -12,6 +12,7 @@ from itertools import combinations, groupby, pairwise
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from trader.core.statistics import EquityPoint, minutes, percent
@@ -44,7 +45,7 @@ class PriceExcursion(NamedTuple):
         return cls(min(moves), max(moves))
 
 
-class PositionPart(NamedTuple):
+class PositionPart(msgspec.Struct, frozen=True, gc=False):
     """A position, or a part of it that was closed separately; all parts have its market, side and opening time.
 
     Fields of the close are None while it is open. `stop` and `target` are the last planned prices. `lowest` and
@@ -78,7 +79,7 @@ class PositionPart(NamedTuple):
         )
 
 
-class PlanChange(NamedTuple):
+class PlanChange(msgspec.Struct, frozen=True, gc=False):
     """An accepted change of the exit plan of a market's position."""
 
     symbol: str
@@ -101,7 +102,7 @@ class Conduct(NamedTuple):
         return [
             part
             if part.closed_at is None or part.closed_at <= self.end
-            else part._replace(closed_at=None, exit_notional=None, gross=None, net=None, reason=None)
+            else msgspec.structs.replace(part, closed_at=None, exit_notional=None, gross=None, net=None, reason=None)
             for part in self.parts
             if self.start <= part.opened_at < self.end
         ]

@@ -11,6 +11,7 @@ from trader.core.clock import floor_time, iso
 from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.audit import LedgerEntry
 from trader.exchange.domain.orders import Fill
+from trader.portfolio.domain.histories import HourlyValue
 
 _HOUR: Final = timedelta(hours=1)
 
@@ -19,14 +20,6 @@ SLACK: Final = timedelta(minutes=1)
 
 PRICE_TOLERANCE: Final = Decimal("0.01")
 """How far a mark may lie outside the candles of its hour and the previous one, as a fraction."""
-
-
-class AuditedEquity(NamedTuple):
-    """The last equity of an hour, its time, and the largest leverage of the hour; None: not recorded."""
-
-    at: datetime
-    equity: Decimal
-    leverage: float | None
 
 
 class CandleExtremes(NamedTuple):
@@ -65,7 +58,7 @@ class _Books(NamedTuple):
 
 
 def compare_with_books(
-    capital: Decimal, entries: Iterable[LedgerEntry], hours: Iterable[AuditedEquity], range_of: RangeOf
+    capital: Decimal, entries: Iterable[LedgerEntry], hours: Iterable[HourlyValue], range_of: RangeOf
 ) -> Iterator[str]:
     """Yield the hours of a run whose equity contradicts the ledger. Entries are in time order.
 
@@ -73,14 +66,15 @@ def compare_with_books(
     """
     times, states = zip(*_states(capital, entries), strict=True)
     for hour in hours:
-        first = max(0, bisect_right(times, hour.at - SLACK) - 1)
-        worths = [books.worth(hour.at, range_of) for books in states[first : bisect_right(times, hour.at + SLACK)]]
+        at = hour.last_at
+        first = max(0, bisect_right(times, at - SLACK) - 1)
+        worths = [books.worth(at, range_of) for books in states[first : bisect_right(times, at + SLACK)]]
         known = [worth for worth in worths if worth is not None]
-        if len(known) < len(worths) or any(worth.low <= hour.equity <= worth.high for worth in known):
+        if len(known) < len(worths) or any(worth.low <= hour.last <= worth.high for worth in known):
             continue
         low, high = min(worth.low for worth in known), max(worth.high for worth in known)
         allowed = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
-        yield f"equity at {iso(hour.at)} is {format_decimal(hour.equity)}, and {allowed} by the ledger and the market"
+        yield f"equity at {iso(at)} is {format_decimal(hour.last)}, and {allowed} by the ledger and the market"
 
 
 def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, _Books]]:
@@ -98,25 +92,25 @@ def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[
 
 
 def compare_with_marks(
-    capital: Decimal, hours: Iterable[AuditedEquity], least_leverage: float, move_over: MoveOver
+    capital: Decimal, hours: Iterable[HourlyValue], least_leverage: float, move_over: MoveOver
 ) -> Iterator[str]:
     """Yield the hours of a baseline, which has no ledger, that contradict the market.
 
     Starting from `capital`, its equity may move from hour to hour by at most its leverage times the largest move of any
     market. `least_leverage` allows for a rule agent's positions of less than a minute, which no snapshot shows.
     """
-    before: AuditedEquity | None = None
+    before: HourlyValue | None = None
     for hour in hours:
-        equity = capital if before is None else before.equity
-        move = move_over(hour.at if before is None else before.at, hour.at)
+        equity = capital if before is None else before.last
+        move = move_over(hour.last_at if before is None else before.last_at, hour.last_at)
         leverages = [each.leverage for each in (before, hour) if each is not None]
         known = [leverage for leverage in leverages if leverage is not None]
         if move is not None and len(known) == len(leverages) and equity > 0:
             largest = Decimal(max(least_leverage, *known)) * (move + PRICE_TOLERANCE)
-            change = hour.equity / equity - 1
+            change = hour.last / equity - 1
             if abs(change) > largest:
                 yield (
-                    f"equity at {iso(hour.at)} is {format_decimal(hour.equity)}, {100 * change:+.2f} % from "
+                    f"equity at {iso(hour.last_at)} is {format_decimal(hour.last)}, {100 * change:+.2f} % from "
                     f"{format_decimal(equity)}; the market and its leverage allow {100 * largest:.2f} %"
                 )
         before = hour

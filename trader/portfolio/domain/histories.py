@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from trader.core.money import ZERO, divide
+from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Account
 
 Window = Literal["24h", "7d", "30d"]
@@ -108,6 +109,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     unrealized_pnl: Decimal
     created_at: datetime
     leverage: float | None = None
+
+
+class HourlyValue(msgspec.Struct, frozen=True, gc=False):
+    """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
+
+    account_id: str
+    hour: datetime
+    last: Decimal
+    last_at: datetime
+    leverage: float | None = None
+
+
+def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
+    """Return hourly values as points of an equity series."""
+    return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
 def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:

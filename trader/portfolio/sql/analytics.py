@@ -6,6 +6,8 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
 from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.models import FILLS_BY_HAND
@@ -14,7 +16,7 @@ from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
 
 
-class InvocationTotals(NamedTuple):
+class InvocationTotals(msgspec.Struct, frozen=True):
     """Counts of invocations by outcome, and their cost (None: no provider reported one).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
@@ -31,7 +33,7 @@ class InvocationTotals(NamedTuple):
     unpriced_steps: int = 0
 
 
-class CurrentRun(NamedTuple):
+class CurrentRun(msgspec.Struct, frozen=True):
     """A model's run with its invocations. `entrant` is the model's current one, with its part of the run.
 
     `number` counts the runs of the account: a reset begins the next one. In a season, everything is of the season: it
@@ -253,7 +255,7 @@ async def select_model_failures(conn: Connection, model_ids: Sequence[str], page
     return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, *page)]
 
 
-class AccountRun(NamedTuple):
+class AccountRun(msgspec.Struct, frozen=True):
     """A run of a model's account within a span of hours, and the account's value at its start and its end.
 
     `manual_since` is the time of the first manual trade in the run.
@@ -326,7 +328,7 @@ async def select_worths(conn: Connection, runs: Sequence[CurrentRun], before: da
     return {row["account_id"]: part_of_row(row, Worth) for row in await conn.fetch(SELECT_WORTHS, *keys, before)}
 
 
-class PastEntrant(NamedTuple):
+class PastEntrant(msgspec.Struct, frozen=True):
     """An entrant in a run of its model's account; `ended_at` is None for the current one."""
 
     model_id: str

@@ -1,21 +1,18 @@
 """SQL of portfolio snapshots: writing them with their hourly rollups, and reading histories from both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from trader.core.clock import EPOCH
-from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
-from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.equity_audit import HourlyCandles
+from trader.portfolio.domain.histories import HourlyValue, Snapshot
 
 # The rollups grow by the inserted rows, not by the given ones: an existing snapshot counts once.
 # The current hours are found by one lookup in the index of hours, and updated; a lookup per account through the index
@@ -123,14 +120,6 @@ async def select_last_snapshots(conn: Connection) -> dict[str, LastSnapshot]:
     return {row["id"]: LastSnapshot(row["run_id"], row["last_at"]) for row in await conn.fetch(SELECT_LAST_SNAPSHOTS)}
 
 
-class VariantHour(NamedTuple):
-    """The average netPortfolio of a variant's models in one hour, rounded to 8 decimals."""
-
-    variant: VariantId
-    hour: datetime
-    value: Decimal
-
-
 # The hour that the window cuts comes from the raw rows, account by account (OFFSET 0): the index of times knows its
 # ranges of pages only after a vacuum.
 SELECT_VARIANT_HOURS = """
@@ -151,20 +140,10 @@ ORDER BY h.hour, h.variant
 """
 
 
-async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
-    """Return the hourly averages of the snapshots with `created_at >= since` per variant, the oldest first."""
+async def select_variant_hours(conn: Connection, since: datetime) -> list[tuple[VariantId, datetime, Decimal]]:
+    """Return each variant's hours and their average of the snapshots since then, to 8 decimals, the oldest first."""
     rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
-    return [VariantHour(VariantId(row["variant"]), row["hour"], row["value"]) for row in rows]
-
-
-class HistoryRange(NamedTuple):
-    """Query of a history: one model or variant (None: all), within [start, end], one value per bucket."""
-
-    model_id: str | None
-    variant: VariantId | None
-    start: datetime
-    end: datetime
-    bucket: timedelta
+    return [(VariantId(row["variant"]), row["hour"], row["value"]) for row in rows]
 
 
 # The text is built here so that the service handles a few long texts instead of a hundred thousand records. Its format
@@ -223,33 +202,24 @@ ORDER BY date_bin($6, at, '2000-01-01T00:00:00Z')
 """
 
 
-async def select_history(conn: Connection, asked: HistoryRange, slice_width: timedelta) -> list[bytes]:
+async def select_history(
+    conn: Connection,
+    model_id: str | None,
+    variant: VariantId | None,
+    start: datetime,
+    end: datetime,
+    bucket: timedelta,
+    slice_width: timedelta,
+) -> list[bytes]:
     """Return the last snapshot of each bucket as JSON records, joined by commas, in one text per slice of time.
+
+    They are those of one model or variant (None: all) within [start, end].
 
     They are ordered by time and, within a moment, by model. Buckets of whole hours come from the
     rollup, which goes further back than the raw rows.
     """
-    rows = await conn.fetch(
-        SELECT_HISTORY, asked.model_id, asked.variant, asked.start, asked.end, asked.bucket, slice_width
-    )
+    rows = await conn.fetch(SELECT_HISTORY, model_id, variant, start, end, bucket, slice_width)
     return [row["records"] for row in rows]
-
-
-class CurveGrid(NamedTuple):
-    """The buckets of equity curves for one model or variant (None: for all), from `first` to `last`, up to `end`.
-
-    A value holds for `held` after its time: an idle account has a snapshot an hour. `baselines` adds the variant's
-    baselines, or all.
-    """
-
-    model_id: str | None
-    variant: VariantId | None
-    first: datetime
-    last: datetime
-    bucket: timedelta
-    end: datetime
-    held: timedelta
-    baselines: bool = False
 
 
 # The format is `EquityCurve` in api/schemas/portfolio.py. As in a history, buckets below an hour take one lookup each
@@ -294,23 +264,25 @@ ORDER BY m.mark COLLATE "C", m.variant COLLATE "C", m.id COLLATE "C"
 """
 
 
-async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]:
+async def select_equity_curves(
+    conn: Connection,
+    model_id: str | None,
+    variant: VariantId | None,
+    first: datetime,
+    last: datetime,
+    bucket: timedelta,
+    end: datetime,
+    held: timedelta,
+    *,
+    baselines: bool = False,
+) -> list[bytes]:
     """Return a JSON record per model with its last known value at the end of each bucket, in cents, or null.
 
-    Baselines follow the models.
+    The buckets are those from `first` to `last`, up to `end`. A value holds for `held`, since an idle account has a
+    snapshot an hour. The variant's `baselines`, or all, follow the models.
     """
-    rows = await conn.fetch(
-        SELECT_EQUITY_CURVES,
-        grid.model_id,
-        grid.variant,
-        grid.first,
-        grid.last,
-        grid.bucket,
-        grid.end,
-        grid.held,
-        grid.baselines,
-    )
-    return [row["curve"] for row in rows]
+    asked = model_id, variant, first, last, bucket, end, held, baselines
+    return [row["curve"] for row in await conn.fetch(SELECT_EQUITY_CURVES, *asked)]
 
 
 SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHERE hour = $1 ORDER BY account_id"
@@ -319,21 +291,6 @@ SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHER
 async def select_hour_values(conn: Connection, hour: datetime) -> list[tuple[str, UUID, Decimal]]:
     """Return the last equity of each account in an hour, with its run."""
     return [(row["account_id"], row["run_id"], row["last"]) for row in await conn.fetch(SELECT_HOUR_VALUES, hour)]
-
-
-class HourlyValue(msgspec.Struct, frozen=True, gc=False):
-    """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
-
-    account_id: str
-    hour: datetime
-    last: Decimal
-    last_at: datetime
-    leverage: float | None = None
-
-
-def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
-    """Return hourly values as points of an equity series."""
-    return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
 # OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
@@ -354,10 +311,7 @@ ORDER BY w.account_id, h.hour
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
     """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
     columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
-    return [
-        HourlyValue(row["account_id"], row["hour"], row["last"], row["last_at"], row["leverage"])
-        for row in await conn.fetch(SELECT_RUN_HOURS, *columns)
-    ]
+    return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns)]
 
 
 def ceil_to_hour(moment: datetime) -> datetime:
@@ -376,16 +330,6 @@ SELECT run_id AS id, id AS account_id, 0 AS number, initial_capital FROM baselin
 async def select_baseline_runs(conn: Connection) -> list[AuditedRun]:
     """Return the current run of every baseline."""
     return [AuditedRun(**row) for row in await conn.fetch(SELECT_BASELINE_RUNS)]
-
-
-SELECT_EQUITY = """
-SELECT last_at AS at, last AS equity, leverage FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour
-"""
-
-
-async def select_equity(conn: Connection, run: AuditedRun) -> list[AuditedEquity]:
-    """Return the recorded equity of a run, the last of each hour, ascending."""
-    return [AuditedEquity(**row) for row in await conn.fetch(SELECT_EQUITY, run.account_id, run.id)]
 
 
 SELECT_HOURS = "SELECT symbol, open_time, low, high FROM candles WHERE minutes = 60 ORDER BY symbol, open_time"

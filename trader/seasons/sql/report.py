@@ -1,13 +1,11 @@
 """SQL of season reports: the current runs as of their last snapshots."""
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from trader.core.statistics import EquityPoint
 from trader.database.pool import Connection
 
 SEASON_TIMEOUT_S: Final = 600.0
@@ -89,70 +87,3 @@ ORDER BY v.place, m.id
 async def select_report_accounts(conn: Connection) -> list[AccountReport]:
     """Return every model with a snapshot in its current run."""
     return [AccountReport(**row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
-
-
-class UnvaluedModel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A model whose current run has no snapshot yet, for example after a reset: no row holds its equity."""
-
-    model_id: str
-    name: str
-    variant: str
-    initial_capital: Decimal
-    started_at: datetime
-
-
-SELECT_UNVALUED_MODELS = """
-SELECT m.id AS model_id, m.name, m.variant, r.initial_capital, r.started_at
-FROM models m
-JOIN variants v ON v.id = m.variant
-JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
-WHERE NOT EXISTS (SELECT FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id)
-ORDER BY v.place, m.id
-"""
-
-
-async def select_unvalued_models(conn: Connection) -> list[UnvaluedModel]:
-    """Return every model without a snapshot in its current run."""
-    return [UnvaluedModel(**row) for row in await conn.fetch(SELECT_UNVALUED_MODELS, timeout=SEASON_TIMEOUT_S)]
-
-
-SELECT_REPORT_HOURS = """
-SELECT h.account_id, h.hour, h.last::float8, h.leverage
-FROM portfolio_hourly h JOIN runs r ON r.id = h.run_id AND r.ended_at IS NULL
-WHERE h.account_id = ANY($1::text[])
-ORDER BY h.account_id, h.hour
-"""
-
-
-async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[EquityPoint]]:
-    """Return the last equity of every hour of each model's current run."""
-    hours: dict[str, list[EquityPoint]] = {}
-    for row in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
-        hours.setdefault(row["account_id"], []).append(EquityPoint(row["hour"], row["last"], row["leverage"]))
-    return hours
-
-
-class TradeOutcome(NamedTuple):
-    """A completed trade: its net profit in percent of its entry notional, and its holding time."""
-
-    variant: str
-    symbol: str
-    close_reason: str
-    net_percent: float
-    held: timedelta
-
-
-SELECT_REPORT_TRADES = """
-SELECT m.variant, o.symbol, o.close_reason, (100 * o.net_pnl / o.entry_notional)::float8 AS net_percent,
-       o.closed_at - o.opened_at AS held
-FROM orders o
-JOIN runs r ON r.id = o.run_id AND r.ended_at IS NULL
-JOIN models m ON m.id = o.account_id
-WHERE o.status = 'CLOSED'
-ORDER BY o.account_id, o.closed_at, o.id
-"""
-
-
-async def select_report_trades(conn: Connection) -> list[TradeOutcome]:
-    """Return the completed trades of the current runs."""
-    return [TradeOutcome(**row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]

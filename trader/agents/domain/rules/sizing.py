@@ -41,14 +41,6 @@ class Room(NamedTuple):
     shares: int
 
 
-class OrderPrices(NamedTuple):
-    """The prices of an order on the tick grid."""
-
-    entry: Decimal
-    stop: Decimal
-    target: Decimal | None
-
-
 def room_of(view: View, limits: VariantLimits) -> Room:
     """Return an account's room before any decision."""
     held = {position.symbol for position in view.positions}
@@ -73,11 +65,12 @@ def sized(
     prices = _prices(market, signal)
     if isinstance(prices, str):
         return prices
+    entry, stop, target = prices
     account = view.account
     leverage_max = Decimal(min(limits.leverage_max, market.leverage_max))
-    dearest = max(prices.entry, market.price)
+    dearest = max(entry, market.price)
     cash = divide(max(room.cash, ZERO), Decimal(max(room.shares, 1))) * HEADROOM
-    stop_distance = abs(prices.entry - prices.stop)
+    stop_distance = abs(entry - stop)
     quantity = floor_to(
         min(
             divide(account.equity * signal.risk, stop_distance),
@@ -88,27 +81,27 @@ def sized(
         market.lot,
     )
     notional = quantity * dearest
-    if quantity <= 0 or quantity * min(prices.entry, market.price) < market.min_notional:
+    if quantity <= 0 or quantity * min(entry, market.price) < market.min_notional:
         return (
             f"risk, caps and free cash allow {notional:.2f}, below the minimum of {format_decimal(market.min_notional)}"
         )
     needed = divide(notional, cash - notional * account.taker_fee_rate).to_integral_value(ROUND_CEILING)
-    wanted = floor_to(divide((signal.margin_risk or ZERO) * prices.entry, stop_distance), ONE)
+    wanted = floor_to(divide((signal.margin_risk or ZERO) * entry, stop_distance), ONE)
     return CreatePosition(
         symbol=market.symbol,
         side=signal.side,
         quantity=float(quantity),
         leverage=float(min(max(needed, wanted, ONE), leverage_max)),
-        stop=float(prices.stop),
-        target=None if prices.target is None else float(prices.target),
+        stop=float(stop),
+        target=None if target is None else float(target),
         invalidation=signal.invalidation,
         time_exit=None if signal.lifetime is None else view.at + signal.lifetime,
         confidence=round(min(max(signal.confidence, 0.0), 100.0), 1),
     )
 
 
-def _prices(market: ObservedMarket, signal: Signal) -> OrderPrices | str:
-    """Return entry, stop (rounded away from it) and target (rounded toward it), or why they are invalid."""
+def _prices(market: ObservedMarket, signal: Signal) -> tuple[Decimal, Decimal, Decimal | None] | str:
+    """Return entry, stop (rounded away from it) and target (toward it) on the tick grid, or why they are invalid."""
     rising = signal.side is Side.LONG
     on_grid = floor_to if rising else ceil_to
     entry = entry_price(market, signal.side)
@@ -119,7 +112,7 @@ def _prices(market: ObservedMarket, signal: Signal) -> OrderPrices | str:
         return f"the stop {format_decimal(stop)} is on the wrong side of {format_decimal(market.price)}"
     if target is not None and (target <= 0 or (target <= highest if rising else target >= lowest)):
         return f"the target {format_decimal(target)} is on the wrong side of {format_decimal(market.price)}"
-    return OrderPrices(entry, stop, target)
+    return entry, stop, target
 
 
 def tightened(tick: Decimal, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
