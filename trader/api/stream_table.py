@@ -77,8 +77,8 @@ def _shown(exchange: Exchange, models: Mapping[str, Model]) -> list[Account]:
 class EventStream:
     """One stream. `data` is the type of an event's data, `sent` says when events are sent.
 
-    A state stream sends the result of `load` to newcomers and after every event of `changed_by`; a patch after one of
-    `urgent` does not wait for `patch_spacing_s`. A stream without `load` sends the events posted to it.
+    A state stream sends the result of `load` to newcomers and after every event of `changed_by`; one without `load`
+    sends the events posted to it.
     """
 
     name: str
@@ -88,7 +88,6 @@ class EventStream:
     load: Callable[[Context], Awaitable[object]] | None = None
     changed_by: tuple[type[Event], ...] = ()
     options: StateOptions = DEFAULTS
-    urgent: tuple[type[Event], ...] = ()
 
 
 def _empty(stream: str, message: str) -> bytes:
@@ -105,8 +104,6 @@ STREAMS: Final = (
         list[PositionEventData],
         _load_positions,
         (MarketChecked, PositionsChanged, ConversationsChanged),
-        StateOptions(patch_spacing_s=10.0, cents=("notional", "unrealizedPnl", "totalUnrealizedPnl", "availableCash")),
-        urgent=(PositionsChanged,),
     ),
     EventStream(
         "trades",
@@ -115,7 +112,7 @@ STREAMS: Final = (
         list[TradeView],
         _load_trades,
         (TradesChanged,),
-        StateOptions(empty=_empty("trades", "No trade has been completed yet.")),
+        StateOptions(empty=_empty("trades", "No trade has been completed yet."), grows=True),
     ),
     EventStream(
         "conversations",
@@ -124,7 +121,7 @@ STREAMS: Final = (
         list[InvocationView],
         _load_conversations,
         (ConversationsChanged,),
-        StateOptions(patch_spacing_s=5.0, empty=_empty("conversations", "No run of a model has been recorded yet.")),
+        StateOptions(empty=_empty("conversations", "No run of a model has been recorded yet."), grows=True),
     ),
     EventStream(
         "portfolio",
@@ -133,7 +130,6 @@ STREAMS: Final = (
         PortfolioUpdate,
         _load_portfolio,
         (MarketChecked,),
-        StateOptions(cents=("netPortfolio", "cash", "unrealizedPnl")),
     ),
     EventStream(
         "candles",
@@ -143,7 +139,7 @@ STREAMS: Final = (
         list[RunningCandle],
         _load_candles,
         (PricesChanged,),
-        StateOptions(spacing_s=1.0, patch_spacing_s=1.0, empty=_empty("candles", "No market has a price yet.")),
+        StateOptions(spacing_s=1.0, empty=_empty("candles", "No market has a price yet.")),
     ),
     EventStream(
         "workflow",
@@ -156,7 +152,16 @@ STREAMS: Final = (
 
 StreamEvents: Final = msgspec.defstruct(
     "StreamEvents",
-    [*((stream.name, stream.data) for stream in STREAMS), ("empty", EmptyList), ("reset", Reset)],
+    [
+        *((stream.name, stream.data) for stream in STREAMS),
+        *(
+            (f"new_{stream.name}", stream.data, msgspec.field(name=f"{stream.name}:new"))
+            for stream in STREAMS
+            if stream.options.grows
+        ),
+        ("empty", EmptyList),
+        ("reset", Reset),
+    ],
     bases=(Wire,),
     namespace={
         "__doc__": "The data of each event of the combined stream, by event name; `workflow` stands for all its events."

@@ -92,7 +92,9 @@ ONE_STREAM: Final = Route(
     "Several streams in one",
     "An event has the name of its stream, or the workflow event's own, and an `id`. A client that reconnects with the "
     "last id (the header `Last-Event-ID`, or `lastEventId`) gets the latest states and the workflow events it missed; "
-    "if some of those are lost, an event `reset` comes first. It takes a slot in each of its streams.",
+    "if some of those are lost, an event `reset` comes first. After the whole state, new trades and runs come alone, "
+    "as events `trades:new` and `conversations:new`. A long state that keeps changing comes again after a second for "
+    "each 7 kB, at most after 30. It takes a slot in each of its streams.",
     "streams",
     {
         200: _RESPONSES[200],
@@ -102,7 +104,6 @@ ONE_STREAM: Final = Route(
     },
     {
         "streams": f"Which streams, separated by commas: any of {', '.join(ROUTES)}. Without it, all of them.",
-        "patches": "With `true`, states are keyed, and followed by events `<stream>:patch` with JSON Merge Patches.",
         "lastEventId": "The id of the last message, for clients that cannot send the header.",
     },
     StreamEvents,
@@ -156,7 +157,7 @@ class Broadcasters:
     def _on_event(self, event: Event) -> None:
         for stream in STREAMS:
             if isinstance(event, stream.changed_by):
-                self.states[stream.name].changed(urgent=isinstance(event, stream.urgent))
+                self.states[stream.name].changed()
         match event:
             case PositionsChanged(at=at, account_ids=account_ids):
                 self._post("positions:changed", at, {"accountIds": account_ids})
@@ -219,7 +220,6 @@ class _Wanted:
     streams: Sequence[str]
     numbered: bool = False
     last_id: str | None = None
-    patched: bool = False
 
 
 Choose = Callable[[web.Request], _Wanted]
@@ -246,10 +246,7 @@ def _chosen(request: web.Request) -> _Wanted:
         raise InvalidInput(
             Issue(("lastEventId",), f"{last_id[:40]!r} is not the id of a message, such as 5f0c77d1-42; leave it out")
         )
-    patches = request.query.get("patches", "false")
-    if patches not in {"true", "false"}:
-        raise InvalidInput(Issue(("patches",), f"patches is true or false, not {patches[:40]!r}"))
-    return _Wanted(tuple(streams or ROUTES), True, last_id, patches == "true")
+    return _Wanted(tuple(streams or ROUTES), True, last_id)
 
 
 async def _refuse_name(_: web.Request) -> web.Response:
@@ -261,7 +258,7 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     followed = [broadcasters.all[name] for name in wanted.streams]
     states = [broadcaster.name for broadcaster in followed if isinstance(broadcaster, StateBroadcaster)]
     subscriber = Subscriber(
-        MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
+        MessageForm(wanted.numbered, accepts_gzip(request)),
         address=address_of(request),
         is_known=request[INFO].caller.is_known,
     )

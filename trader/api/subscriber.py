@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from trader.api.stream_messages import PLAIN, Message, MessageForm, Packer, StateMessage
+from trader.api.stream_messages import PLAIN, Message, MessageForm, deflated
 
 BACKLOG_BYTES_MAX = 256 * 1024
 
@@ -19,8 +19,6 @@ class Subscriber:
     __slots__ = (
         "_backlog_bytes",
         "_backlog_bytes_max",
-        "_packer",
-        "_versions",
         "_waiting",
         "_woken",
         "address",
@@ -44,8 +42,6 @@ class Subscriber:
         self.is_known = is_known
         self._backlog_bytes = 0
         self._backlog_bytes_max = backlog_bytes_max
-        self._packer = Packer() if form.compressed else None
-        self._versions: dict[str, int | None] = {}
         self._waiting: dict[object, Message] = {}
         self._woken = asyncio.Event()
         self.ended = False
@@ -56,8 +52,6 @@ class Subscriber:
         """Queue a message for the reader. Return False if the backlog is full; an empty one accepts any message."""
         if self.ended:
             return True
-        if self.form.patched and isinstance(message, StateMessage):
-            message = self._patch_or_whole(message)
         if message.state is not None:
             self._waiting.pop(message.state, None)  # the ids of waiting messages must ascend, so it moves to the end
             self._waiting[message.state] = message
@@ -74,22 +68,6 @@ class Subscriber:
             return False
         self._waiting[message] = message
         return True
-
-    def _patch_or_whole(self, message: StateMessage) -> StateMessage:
-        """Return the patch if everything before it was written, otherwise the whole state in its keyed form."""
-        stream, version = message.state, message.version
-        assert stream is not None
-        known, self._versions[stream] = self._versions.get(stream), version
-        if message.patch is None or version is None or known != version - 1 or stream in self._waiting:
-            return message.keyed or message
-        return message.patch
-
-    def _bytes_of(self, message: Message) -> bytes:
-        """Encode a message. Compressed messages refer to earlier ones, so they are encoded in sending order."""
-        if self._packer is None:
-            return message.text(self.form.numbered)
-        shared = message.block(self.form.numbered)
-        return self._packer.pack(message.text(self.form.numbered)) if shared is None else self._packer.insert(shared)
 
     def has(self, states: Iterable[str]) -> bool:
         """Return whether a message is waiting for each of these states."""
@@ -109,10 +87,11 @@ class Subscriber:
         """Remove and return the waiting messages as one, between two other texts. The caller must send it next."""
         self._woken.clear()
         messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
-        return b"".join((self._packed(before), *map(self._bytes_of, messages.values()), self._packed(after)))
-
-    def _packed(self, text: bytes) -> bytes:
-        return self._packer.pack(text) if self._packer is not None and text else text
+        numbered, compressed = self.form
+        if not compressed:
+            return b"".join((before, *(message.text(numbered) for message in messages.values()), after))
+        blocks = (message.block(numbered) for message in messages.values())
+        return b"".join((before and deflated(before), *blocks, after and deflated(after)))
 
     def end(self, error: BaseException | None = None) -> None:
         """End the subscription, and a write that waits for the client."""

@@ -3,10 +3,11 @@
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, DeclaredBadge, Pending, ModelName, Panel, Select, Time, useStages } from './components.js'
+import { merged } from './events.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
-import { merged, useLive, useRuns } from './store.js'
+import { useLive, useRuns } from './store.js'
 
 const NAMES = {
   CREATE_POSITION: 'open',

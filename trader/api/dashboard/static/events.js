@@ -8,28 +8,15 @@ const STREAMS = ['positions', 'trades', 'conversations', 'portfolio', 'workflow'
 const UNNUMBERED = [...STATES, 'connected', 'reset', 'ping']
 const SILENT_MS = 19_000 // a ping comes every 15 s
 const AGAIN_MS = 2_000
+const ENTRIES_MAX = 100
 
-/** Return what a JSON Merge Patch (RFC 7396) makes of a value; the value stays as it is. */
-export function mergePatch(value, patch) {
-  if (!isObject(patch)) return patch
-  const merged = isObject(value) ? { ...value } : {}
-  for (const [name, change] of Object.entries(patch)) {
-    if (change === null) delete merged[name]
-    else merged[name] = mergePatch(merged[name], change)
-  }
-  return merged
+/** The newer and the older entries of a list, without duplicates, newest first. */
+export function merged(newer, older) {
+  const ids = new Set(newer.map(each => each.id))
+  return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) =>
+    one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0,
+  )
 }
-
-/** Return a state from its keyed form, in which lists of items with ids are objects of `ids` and `items`. */
-export function listed(value) {
-  if (!isObject(value)) return value
-  const { ids, items } = value
-  if (Array.isArray(ids) && isObject(items) && ids.every(id => Object.hasOwn(items, id)))
-    return ids.map(id => listed(items[id]))
-  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, listed(member)]))
-}
-
-const isObject = value => typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
  * Listen to the named events. Return a function that ends it.
@@ -86,7 +73,6 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
   function connect() {
     const query = new URLSearchParams({
       streams: streams.join(),
-      patches: 'true',
       ...(lastId && { lastEventId: lastId }),
     })
     source = new EventSource(`${base}/api/events?${query}`)
@@ -100,19 +86,15 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
         pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }),
       )
     }
-    const keyed = new Map()
     for (const name of STATES) {
-      const change = makeState => event => {
-        keyed.set(name, makeState(JSON.parse(event.data)))
-        pass({ name, data: listed(keyed.get(name)), id: event.lastEventId })
-      }
+      const hear = whole => event => pass({ name, data: whole(JSON.parse(event.data)), id: event.lastEventId })
       source.addEventListener(
         name,
-        change(state => state),
+        hear(state => state),
       )
       source.addEventListener(
-        `${name}:patch`,
-        change(patch => mergePatch(keyed.get(name), patch)),
+        `${name}:new`,
+        hear(entries => merged(entries, states.get(name) ?? []).slice(0, ENTRIES_MAX)),
       )
     }
   }

@@ -3,10 +3,11 @@
 import { useAnswer } from './answers.js'
 import { Pending, ModelName, Panel, Side, Time } from './components.js'
 import { useCurves } from './curves.js'
+import { merged } from './events.js'
 import { isolated, number, price, quantity, signed, tone } from './format.js'
 import { html, useMemo } from './lib.js'
 import { distinctName, useModels } from './models.js'
-import { merged, useLive } from './store.js'
+import { useLive } from './store.js'
 import { useHealth } from './system.js'
 
 const EVENTS = 40

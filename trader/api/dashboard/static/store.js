@@ -62,14 +62,6 @@ function readAgainSoon() {
   )
 }
 
-/** The entries from the stream and from earlier reads, without duplicates, newest first. */
-export function merged(newer, older) {
-  const ids = new Set(newer.map(each => each.id))
-  return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) =>
-    one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0,
-  )
-}
-
 const heard = {
   positions(data) {
     live.positions = data

@@ -15,10 +15,11 @@ import {
   modelColumn,
   useStages,
 } from './components.js'
+import { merged } from './events.js'
 import { number, percent, price, quantity, signedPercent, span, times, tone, whole } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
-import { merged, useLive } from './store.js'
+import { useLive } from './store.js'
 import { marginOf, percentOfNotional, stopDistance } from './trade_figures.js'
 
 const PAGE = 200
