@@ -41,7 +41,7 @@ class Source:
 async def running(
     source: Source, last_id: Callable[[], str] = str, **options: float
 ) -> AsyncIterator[StateBroadcaster]:
-    spacings = StateOptions(**{"spacing_s": 0, "patch_spacing_s": 0, **options})  # type: ignore[arg-type]
+    spacings = StateOptions(**{"spacing_s": 0, **options})  # type: ignore[arg-type]
     broadcaster = StateBroadcaster("positions", source, last_id, spacings)
     await broadcaster.start()
     try:
@@ -154,7 +154,7 @@ lengths = st.sampled_from([0, 10, 500, 40_000])
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["events", "state", "patch", "idle"]), lengths, st.booleans()), max_size=25),
+    st.lists(st.tuples(st.sampled_from(["events", "state", "idle"]), lengths, st.booleans()), max_size=25),
     st.booleans(),
 )
 def test_compressed_and_plain_subscribers_read_the_same(messages: list[tuple[str, int, bool]], numbered: bool) -> None:
@@ -164,8 +164,8 @@ def test_compressed_and_plain_subscribers_read_the_same(messages: list[tuple[str
         for kind, length, is_behind in messages:
             text = b'{"modelId":"model","text":"%b"}' % (b"x" * length)
             message: Message = EventsMessage([NumberedEvent("step", text, "1")])
-            if kind in {"state", "patch"}:
-                message = state_message = StateMessage("positions", text, is_patch=kind == "patch")
+            if kind == "state":
+                message = state_message = StateMessage("positions", text)
                 await state_message.compress()
             for subscriber in (plain, packed):
                 if kind != "idle":
@@ -178,16 +178,6 @@ def test_compressed_and_plain_subscribers_read_the_same(messages: list[tuple[str
         assert unpacker.decompress(texts[packed]) == texts[plain]
 
     asyncio.run(check())
-
-
-def test_earlier_messages_shorten_the_next_one() -> None:
-    subscriber = Subscriber(MessageForm(numbered=True, compressed=True))
-    sizes = []
-    for number in range(3):
-        text = b'{"modelId":"apex-%d","invocationId":"515d70b1-8d51-57de-a28c-d85b6e8f74c6","step":1}' % number
-        subscriber.offer(EventsMessage([NumberedEvent("workflow:step", text, f"1b5e026f-{number}")]))
-        sizes.append(len(subscriber.take()))
-    assert max(sizes[1:]) < sizes[0] / 4
 
 
 async def test_the_end_of_a_subscriber_frees_its_writer_and_sends_nothing_more() -> None:
@@ -297,85 +287,38 @@ async def test_new_subscribers_do_not_delay_common_messages() -> None:
         assert (source.loads, subscriber.take(), newcomer.take()) == (2, b"", b"")
 
 
-async def test_patches_are_paced_and_whole_states_are_not() -> None:
+async def test_only_the_combined_stream_is_paced_by_the_length_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.api.state_broadcast.NUMBERED_BYTES_PER_S", 1 / 3600)
+    monkeypatch.setattr("trader.api.state_broadcast.NUMBERED_SPACING_MAX_S", 3600)
     source = Source()
-    async with running(source, patch_spacing_s=3600) as broadcaster:
-        plain, patched = join(broadcaster), join(broadcaster, form=MessageForm(patched=True))
-        assert (await taken(plain), await taken(patched)) == (b"data: 0\n\n", b"data: 0\n\n")
+    async with running(source) as broadcaster:
+        plain, numbered = join(broadcaster), join(broadcaster, form=MessageForm(numbered=True))
+        assert (await taken(plain), await taken(numbered)) == (b"data: 0\n\n", b"id: \nevent: positions\ndata: 0\n\n")
         for state in (1, 2):
             source.state = state
             broadcaster.changed()
             assert await taken(plain) == b"data: %d\n\n" % state
-        assert patched.take() == b"data: 1\n\n"
+        assert numbered.take() == b"id: \nevent: positions\ndata: 1\n\n"
+        newcomer = join(broadcaster, form=MessageForm(numbered=True))
+        assert await taken(newcomer) == b"id: \nevent: positions\ndata: 2\n\n"
+        assert numbered.take() == b""
 
 
-async def test_an_urgent_change_is_patched_at_once() -> None:
+async def test_the_last_state_arrives_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.api.state_broadcast.NUMBERED_BYTES_PER_S", 20)
     source = Source()
-    async with running(source, patch_spacing_s=3600) as broadcaster:
-        patched = join(broadcaster, form=MessageForm(patched=True))
-        await taken(patched)
-        broadcaster.changed()
-        await taken(patched)  # from now on, patches wait for an hour
-        source.state = 1
-        broadcaster.changed()
-        await turns(100)
-        assert patched.take() == b""
-        broadcaster.changed(urgent=True)
-        broadcaster.changed()
-        assert await taken(patched) == b"data: 1\n\n"
-        source.state = 2
-        broadcaster.changed()
-        await turns(100)
-        assert patched.take() == b"", "only the urgent change is sent at once"
-
-
-async def test_an_urgent_change_during_a_load_is_patched_after_it() -> None:
-    source = Source()
-    async with running(source, patch_spacing_s=3600) as broadcaster:
-        patched = join(broadcaster, form=MessageForm(patched=True))
-        await taken(patched)
-        source.gate.clear()
-        source.began.clear()
-        source.state = 1
-        broadcaster.changed()
-        await source.began.wait()
-        source.state = 2
-        broadcaster.changed(urgent=True)
-        source.gate.set()
-        assert await taken(patched) == b"data: 1\n\n"
-        assert await taken(patched) == b"data: 2\n\n"
-
-
-async def test_the_last_state_arrives_as_a_patch_when_its_time_has_come() -> None:
-    source = Source()
-    async with running(source, patch_spacing_s=0.05) as broadcaster:
-        patched = join(broadcaster, form=MessageForm(patched=True))
+    async with running(source) as broadcaster:
+        numbered = join(broadcaster, form=MessageForm(numbered=True))
         began = asyncio.get_running_loop().time()
-        await taken(patched)
+        await taken(numbered)
         for state in range(1, 101):
             source.state = state
             broadcaster.changed()
             await turns(1)
-        while await taken(patched) != b"data: 100\n\n":
+        while not (await taken(numbered)).endswith(b"data: 100\n\n"):
             pass
         elapsed_s = asyncio.get_running_loop().time() - began
         assert source.loads <= elapsed_s / 0.05 + 2
-
-
-async def test_a_reader_that_lacks_the_previous_state_gets_the_whole_instead_of_a_patch() -> None:
-    source, form = Source(), MessageForm(numbered=True, patched=True)
-    async with running(source) as broadcaster:
-        first = join(broadcaster, form=form)
-        await taken(first)
-        broadcaster.changed()
-        await taken(first)
-        source.state = 1
-        newcomer = join(broadcaster, form=form)
-        await taken(newcomer)
-        source.state = 2
-        broadcaster.changed()
-        assert await taken(first) == b"id: \nevent: positions:patch\ndata: 2\n\n"
-        assert await taken(newcomer) == b"id: \nevent: positions\ndata: 2\n\n"
 
 
 async def test_loads_stay_few_with_any_number_of_subscribers_and_events() -> None:
@@ -430,11 +373,8 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
     assert record.exc_info is not None
 
 
-@pytest.mark.parametrize("form", [MessageForm(numbered=True), MessageForm(numbered=True, patched=True)])
-async def test_a_bug_in_sending_a_state_is_logged_and_the_next_state_is_sent(
-    caplog: pytest.LogCaptureFixture, form: MessageForm
-) -> None:
-    source, ids = Source(), {"last": "5f0c77d1-1"}
+async def test_a_bug_in_sending_a_state_is_logged_and_the_next_state_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    source, ids, form = Source(), {"last": "5f0c77d1-1"}, MessageForm(numbered=True)
     async with running(source, lambda: ids["last"]) as broadcaster:
         subscriber = join(broadcaster, form=form)
         assert b"data: 0" in await taken(subscriber)

@@ -26,11 +26,12 @@ PATIENCE_S = 60.0
 
 
 class Service:
-    """The streams behind a real server; every load returns the number of loads so far."""
+    """The streams behind a real server; every load returns `state`, or the number of loads so far."""
 
     def __init__(self) -> None:
         self.loads = 0
         self.error: Exception | None = None
+        self.state: bytes | None = None
         self.events = EventBus()
         self.broadcasters = streams.Broadcasters(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
         self.address = ""
@@ -39,7 +40,7 @@ class Service:
         if self.error is not None:
             raise self.error
         self.loads += 1
-        return b"[%d]" % self.loads
+        return self.state or b"[%d]" % self.loads
 
     def step(self, number: int) -> None:
         self.events.publish(workflow_step(START, number))
@@ -243,17 +244,18 @@ async def test_callers_that_accept_gzip_can_read_each_message_on_arrival(path: s
         assert all(b"data: [" in text for text in received)
 
 
-async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole_state() -> None:
-    async with serving() as service, reading(service, "?streams=trades&patches=true") as reader:
+async def test_new_records_follow_the_first_list() -> None:
+    async with serving() as service, reading(service, "?streams=trades") as reader:
         assert await reader.event() == ("trades", [1])
         service.broadcasters.states["trades"].changed()
-        assert await reader.event() == ("trades", [2])  # the client has received this directly
+        assert await reader.event() == ("trades", [2])  # nothing in common with the list before
+        service.state = b"[3,2]"
         service.broadcasters.states["trades"].changed()
-        assert await reader.event() == ("trades:patch", [3])
+        assert await reader.event() == ("trades:new", [3])
+        service.broadcasters.states["trades"].changed()  # without a new record nothing is sent
         async with reading(service, "?streams=trades") as other:
-            assert await other.event() == ("trades", [4])
+            assert await other.event() == ("trades", [3, 2])
+            service.state = b"[4,3,2]"
             service.broadcasters.states["trades"].changed()
-            assert await other.event() == ("trades", [5])
-        assert await reader.event() == ("trades:patch", [5])
-    async with serving() as service, reading(service, "?patches=yes") as reader:
-        assert reader.response.status == 400
+            for each in (reader, other):
+                assert await each.event() == ("trades:new", [4])

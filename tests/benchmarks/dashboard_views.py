@@ -1,8 +1,7 @@
 """Cost of each view of the dashboard with 100 trading rule models: bytes, layout shifts, and tasks.
 
 Every view is open in a separate browser behind a forwarder that counts the bytes sent to it, without any interaction.
-They are opened two at a time, since more on two cores would fall behind and receive whole states instead of patches;
-then all are observed together.
+They are opened two at a time, since more on two cores would fall behind; then all are observed together.
 """
 
 import asyncio
@@ -15,14 +14,13 @@ from statistics import mean
 from typing import Any, Final
 
 from benchmarks.figures import Figures
-from benchmarks.stream_bytes import POSITIONS_MAX_KB, read
+from benchmarks.stream_bytes import HOUR_MAX_MB, read
 from support.chromium import Tab, open_tab
 from support.dashboard import RECORD_JUMPS
 from support.process import ServiceProcess, serving
 from support.tcp_forwarder import forwarding
 
 HOUR_S: Final = 3600.0
-HOUR_MAX_MB: Final = 5.0
 SHIFT_MAX: Final = 0.05
 OWN_TASK_MAX_MS: Final = 50.0
 AT_ONCE: Final = 2
@@ -48,8 +46,8 @@ async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows
                 ]
                 reading = group.create_task(read(int(service.url.rpartition(":")[2]), READ_S))
         held = len(await service.call("trading.getPositions"))
-    sizes = reading.result()[1]["positions:patch"]
-    figures.show(f"position message, {held} positions", mean(sizes) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    sizes = reading.result()[1]["positions"]
+    figures.show(f"position message, {held} positions", mean(sizes) / 1e3, "kB")
     for path, task in zip(views, watches, strict=True):
         first, later, jumps, own_ms = task.result()
         hour = (first + later * (HOUR_S - SETTLED_S) / (minutes * 60)) / 1e6

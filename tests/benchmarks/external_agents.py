@@ -116,7 +116,7 @@ async def dashboards(http: aiohttp.ClientSession, url: str, count: int) -> Async
     """Follow the streams of the page this many times, for the duration of the block."""
 
     async def follow() -> None:
-        async with http.get(f"{url}/api/events?streams={STREAMS}&patches=true") as response:
+        async with http.get(f"{url}/api/events?streams={STREAMS}") as response:
             assert response.status == 200, response.status
             async for _ in response.content.iter_any():
                 pass

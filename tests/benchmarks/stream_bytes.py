@@ -1,7 +1,7 @@
 """Cost of the combined stream for a page: 100 rule models of a real service, each deciding once a minute.
 
-All of them hold a manually opened position from the start. The page reads as a browser does (compressed, with patches,
-all streams), for whole minutes after its first states.
+All of them hold a manually opened position from the start. The page reads as a browser does (compressed, all
+streams), for whole minutes.
 """
 
 import asyncio
@@ -20,13 +20,12 @@ from support.process import ServiceProcess, serving
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = 100
+STATES: Final = ("positions", "trades", "conversations", "portfolio", "trades:new", "conversations:new", "ping")
 HOUR_S: Final = 3600
-HOUR_MAX_MB: Final = 5.0
-POSITIONS_MAX_KB: Final = 5.0
-STATES: Final = ("positions", "trades", "conversations", "portfolio")
+HOUR_MAX_MB: Final = 10.0
 NAME: Final = re.compile(rb"^event: (.+)$", re.MULTILINE)
 HEAD: Final = (
-    b"GET /api/events?patches=true&streams=positions,trades,conversations,portfolio,workflow HTTP/1.1\r\n"
+    b"GET /api/events?streams=positions,trades,conversations,portfolio,workflow HTTP/1.1\r\n"
     b"Host: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
 )
 
@@ -39,11 +38,9 @@ async def measure_bytes(figures: Figures, minutes: int) -> None:
         async with serving(folder, "--demo=fresh") as service:
             held = await open_positions(service)
             first, later = await read(int(service.url.rpartition(":")[2]), minutes * 60)
-    positions = later.pop("positions:patch")
-    events = sum(later.pop("events"))
-    total = first + sum(positions) + events + sum(map(sum, later.values()))
+    events, total = sum(later["events"]), first + sum(map(sum, later.values()))
     figures.show("first states of a page", first / 1e3, "kB")
-    figures.show(f"position message, {held} positions", mean(positions) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    figures.show(f"position message, {held} positions", mean(later["positions"]) / 1e3, "kB")
     figures.show("of them workflow events, per hour", events / 1e6 * HOUR_S / (minutes * 60), "MB")
     figures.show(
         f"bytes per page and hour, {MODELS} models", total / 1e6 * HOUR_S / (minutes * 60), "MB", at_most=HOUR_MAX_MB
@@ -66,7 +63,6 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
     writer.write(HEAD)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     unpacker, first, result = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
-    result.update({"positions:patch": [], "events": []})
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -75,12 +71,10 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
                 names = NAME.findall(text)
                 await reader.readexactly(2)
                 name = names[0].decode() if len(names) == 1 else ""
-                if not first or name in STATES:  # a state is sent whole once
-                    first += size
-                elif name == "ping" or name.removesuffix(":patch") in STATES:
-                    result[name].append(size)
+                if not first:
+                    first = size
                 else:
-                    result["events"].append(size)
+                    result[name if name in STATES else "events"].append(size)
     except TimeoutError:
         return first, result
     finally:

@@ -3,7 +3,7 @@
     scripts/benchmark streams [minutes of simulated time] [--shared] [--page-minutes N]
 
 The cost of the combined stream for a page is measured first, on a real service with 100 models (`stream_bytes`): at
-most 5 MB an hour, and 10 kB a position message.
+most 10 MB an hour.
 
 Five streams with 50 slots each. Each stream has 40 well-behaved subscribers and 10 misbehaving ones (`stream_abuse`),
 with over a hundred connections a second in total. Meanwhile time runs fast: every 0.15 s is a second of a working

@@ -45,7 +45,7 @@ class Dashboards:
         """Run one dashboard until canceled."""
         reading = asyncio.create_task(self._read(http, url, number))
         try:
-            async with http.get(f"{url}/api/events?patches=true", headers={"Accept-Encoding": "gzip"}) as response:
+            async with http.get(f"{url}/api/events", headers={"Accept-Encoding": "gzip"}) as response:
                 response.raise_for_status()
                 async for piece in response.content.iter_any():
                     self.bytes += len(piece)

@@ -651,10 +651,10 @@ MUTANTS: Final = (
         ["api/rpc/test_rpc.py"],
     ),
     Mutant(
-        "a patch is sent to a reader that lacks the state before it",
-        "it has read the stream from the beginning",
-        "api/subscriber.py",
-        [(" or known != version - 1 or stream in self._waiting:", " or stream in self._waiting:")],
-        ["api/test_state_patches.py"],
+        "new records are sent although others have changed",
+        "a record is written once",
+        "api/state_broadcast.py",
+        [("kept != known[: len(kept)] or ", "")],
+        ["api/test_new_records.py"],
     ),
 )

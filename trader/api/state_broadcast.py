@@ -41,13 +41,13 @@ class StateOptions:
     """How a state is sent.
 
     `spacing_s` is the minimum real time between two states. `empty` is the data of an event `empty` that newcomers
-    receive before a state that is an empty list. `grows`: it is a list of records, of which the combined stream sends
-    only the new ones after the first state, as an event `<stream>:new`.
+    receive before a state that is an empty list. `limit`: it is a list of at most so many records, of which the
+    combined stream sends only the new ones after the first state, as an event `<stream>:new`.
     """
 
     spacing_s: float = SPACING_S
     empty: bytes = b""
-    grows: bool = False
+    limit: int = 0
 
 
 DEFAULTS: Final = StateOptions()
@@ -81,7 +81,7 @@ class StateBroadcaster(Broadcaster):
         self._newcomers: dict[Subscriber, None] = {}
         self._newcomers_due_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._records: list[bytes] = []  # of the last state that all numbered subscribers know, if it grows
+        self._records: list[bytes] = []  # of the last state that all numbered subscribers know, if it has a limit
         self.loads = 0
         self.failures = 0
 
@@ -158,7 +158,7 @@ class StateBroadcaster(Broadcaster):
             for subscriber in newcomers:
                 subscriber.end(state)
             return 0
-        new = self._encode_new(state) if self._options.grows and True in due else None
+        new = self._encode_new(state) if self._options.limit and True in due else None
 
         def gets_whole(each: Subscriber) -> bool:
             return each in newcomers or (each.form.numbered in due and (new is None or not each.form.numbered))
@@ -183,7 +183,7 @@ class StateBroadcaster(Broadcaster):
         """Return the list of the records since the last state, or b"" without any; None if others have changed."""
         known, records = self._records, [bytes(each) for each in msgspec.json.decode(state, type=list[msgspec.Raw])]
         self._records = records
-        new = new_records(known, records)
+        new = new_records(known, records, self._options.limit)
         if new is None:
             return None
         return b"[%b]" % b",".join(new) if new else b""
@@ -211,10 +211,11 @@ class StateBroadcaster(Broadcaster):
         return error
 
 
-def new_records(known: Sequence[bytes], records: Sequence[bytes]) -> list[bytes] | None:
-    """Return the records that are not known; None if a known one has changed, or is gone but not from the end."""
+def new_records(known: Sequence[bytes], records: Sequence[bytes], limit: int) -> list[bytes] | None:
+    """Return the new records of a list; None unless the known ones are the others, or the last of these made room."""
     old = set(known)
     kept = [each for each in records if each in old]
-    if not kept or len(records) < len(known) or kept != known[: len(kept)]:
+    made_room = len(records) == limit and records[-1] in old
+    if kept != known[: len(kept)] or (len(kept) < len(known) and not made_room):
         return None
     return [each for each in records if each not in old]

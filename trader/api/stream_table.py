@@ -112,7 +112,7 @@ STREAMS: Final = (
         list[TradeView],
         _load_trades,
         (TradesChanged,),
-        StateOptions(empty=_empty("trades", "No trade has been completed yet."), grows=True),
+        StateOptions(empty=_empty("trades", "No trade has been completed yet."), limit=TRADES_MAX),
     ),
     EventStream(
         "conversations",
@@ -121,7 +121,9 @@ STREAMS: Final = (
         list[InvocationView],
         _load_conversations,
         (ConversationsChanged,),
-        StateOptions(empty=_empty("conversations", "No run of a model has been recorded yet."), grows=True),
+        StateOptions(
+            empty=_empty("conversations", "No run of a model has been recorded yet."), limit=CONVERSATIONS_MAX
+        ),
     ),
     EventStream(
         "portfolio",
@@ -157,7 +159,7 @@ StreamEvents: Final = msgspec.defstruct(
         *(
             (f"new_{stream.name}", stream.data, msgspec.field(name=f"{stream.name}:new"))
             for stream in STREAMS
-            if stream.options.grows
+            if stream.options.limit
         ),
         ("empty", EmptyList),
         ("reset", Reset),

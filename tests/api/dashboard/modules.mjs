@@ -1,15 +1,15 @@
-// Modules of the page by themselves: what they make of patches, of silence and of a refusal. Prints it as JSON.
+// Modules of the page by themselves: what they make of new records, of silence and of a refusal. Prints it as JSON.
 import { mock } from 'node:test'
 import { readFileSync } from 'node:fs'
 
 const PING_MS = 15_000
-const { folder, patches, positions, trades } = JSON.parse(readFileSync(0, 'utf8'))
+const { folder, lists, positions, trades } = JSON.parse(readFileSync(0, 'utf8'))
 Object.assign(globalThis, {
   matchMedia: () => ({ matches: false, addEventListener() {} }),
   addEventListener() {},
   document: { documentElement: { dataset: {} }, body: { dataset: {} } },
 })
-const { listed, mergePatch, openStream } = await import(`${folder}/events.js`)
+const { openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
 const { identityOf, neutral } = await import(`${folder}/colors.js`)
 const { sentenceOf, summaryOf } = await import(`${folder}/evidence.js`)
@@ -48,6 +48,17 @@ end()
 mock.timers.reset()
 const connections = sources.length
 
+/** The list that the page has after the first list and the new records. */
+const mergedOf = ([first, added]) => {
+  let last = null
+  const stop = openStream(['trades'], { message(_, data) { last = data } })
+  const heard = (name, data) => sources.at(-1).listeners.get(name)({ data: JSON.stringify(data), lastEventId: '' })
+  heard('trades', first)
+  heard('trades:new', added)
+  stop()
+  return last.map(one => one.id)
+}
+
 const streamsOf = models => {
   document.body.dataset.models = models
   connect()
@@ -65,7 +76,7 @@ console.log(JSON.stringify({
   summaries: [1, 2].map(among => summaryOf({ best: 'a', season: null, resolution: { now: null, atEnd: null }, entrants: [
     { modelId: 'a', modelName: 'A', endedAt: null, rank: { first: 1, last: 1, among }, amongBest: false, differences: [] },
   ] }, { byId: new Map() })),
-  applied: patches.map(([state, patch]) => listed(mergePatch(state, patch))),
+  merged: lists.map(mergedOf),
   states,
   connections,
   few: streamsOf('4'),

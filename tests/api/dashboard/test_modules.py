@@ -1,4 +1,4 @@
-"""The modules of the page without a browser: patches, a silent connection, and the messages about it."""
+"""The modules of the page without a browser: new records, a silent connection, and the messages about it."""
 
 import colorsys
 import csv
@@ -19,7 +19,6 @@ from trader.api.dashboard import assets
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.positions import positions_of
 from trader.api.schemas.trades import trade_details_of
-from trader.api.state_broadcast import encode_keyed, encode_patch
 from trader.exchange.domain.account import Position, Trade
 from trader.exchange.domain.orders import Cause, ExitPlan, Side
 from trader.exchange.sql.trades import WholeTrade
@@ -29,25 +28,8 @@ SCRIPT = Path(__file__).with_name("modules.mjs")
 PING_S, SILENT_S, REFUSED_S = 15, 19, 6
 
 
-def entries(*cash: int, more: int = 0) -> list[dict[str, Any]]:
-    """A state like the stream of positions: the cash of each model, which holds two positions, or none without cash."""
-    return [
-        {"modelId": str(number), "cash": each, "positions": [{"id": f"{side}", "pnl": each} for side in "ab" if each]}
-        for number, each in enumerate(cash, start=more)
-    ]
-
-
-CHANGES = [
-    (entries(1, 2, 3), entries(4, 5, 6)),
-    (entries(1, 2, 3), entries(1, 2, 4)),
-    (entries(1, 2, 3, 4), entries(5, 6, 7, 8, more=1)),
-    (entries(1, 0, 3, 4), entries(2, 2, 0, 5)),
-    (entries(), entries(1, 2)),
-    ({"at": 1, "snapshots": entries(1, 2)}, {"at": 2, "snapshots": entries(3, 4)}),
-    (entries(1), [{"modelId": "0", "cash": 2, "positions": [], "plan": {"stop": 1, "words": ["a"]}}]),
-    ([{"modelId": "0", "plan": {"stop": 1, "target": 2}}], [{"modelId": "0", "plan": {"target": 3}}]),
-    ([], [{"modelId": "0", "raw": {"ids": ["x"], "items": {}}}]),
-]
+def entries(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": str(number), "timestamp": f"2026-03-04T00:{number:02}:00.000Z"} for number in ids]
 
 
 MARK = Decimal(51_000)
@@ -89,9 +71,8 @@ TRADES = [closed(position, price) for position in POSITIONS for price in ("48888
 def seen() -> dict[str, Any]:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
-    keyed = [[encode_keyed(msgspec.json.encode(state)) for state in change] for change in CHANGES]
-    patches = [[msgspec.json.decode(text) for text in (old, encode_patch(old, new))] for old, new in keyed]
-    request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "patches": patches, **traded()})
+    lists = [(entries(3, 1), entries(4, 2)), (entries(2, 1), entries(2))]
+    request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "lists": lists, **traded()})
     command = ["node", "--experimental-default-type=module", "--no-warnings", str(SCRIPT)]
     done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
@@ -124,8 +105,8 @@ def test_the_figures_of_the_page_are_those_of_the_books(seen: dict[str, Any]) ->
     assert {trade.risk is None for trade in TRADES} == {True, False}
 
 
-def test_the_page_applies_the_patches_of_the_service(seen: dict[str, Any]) -> None:
-    assert seen["applied"] == [new for _, new in CHANGES]
+def test_the_page_puts_new_records_in_their_places(seen: dict[str, Any]) -> None:
+    assert seen["merged"] == [["4", "3", "2", "1"], ["2", "1"]]
 
 
 def test_with_many_models_the_page_follows_steps_only_on_demand(seen: dict[str, Any]) -> None:
