@@ -81,7 +81,7 @@ class StateBroadcaster(Broadcaster):
         self._newcomers: dict[Subscriber, None] = {}
         self._newcomers_due_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._records: list[bytes] = []  # of the last state that all numbered subscribers know, if it has a limit
+        self._records: list[bytes] = []  # of the last state, if it has a limit
         self.loads = 0
         self.failures = 0
 
@@ -158,7 +158,9 @@ class StateBroadcaster(Broadcaster):
             for subscriber in newcomers:
                 subscriber.end(state)
             return 0
-        new = self._encode_new(state) if self._options.limit and True in due else None
+        new = None
+        if self._options.limit:
+            new, due = self._encode_new(state), {True, *due}  # all must know the records of the last state
 
         def gets_whole(each: Subscriber) -> bool:
             return each in newcomers or (each.form.numbered in due and (new is None or not each.form.numbered))
@@ -216,6 +218,6 @@ def new_records(known: Sequence[bytes], records: Sequence[bytes], limit: int) ->
     old = set(known)
     kept = [each for each in records if each in old]
     made_room = len(records) == limit and records[-1] in old
-    if kept != known[: len(kept)] or (len(kept) < len(known) and not made_room):
+    if not known or kept != known[: len(kept)] or (len(kept) < len(known) and not made_room):
         return None
     return [each for each in records if each not in old]
