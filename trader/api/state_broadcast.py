@@ -159,7 +159,7 @@ class StateBroadcaster(Broadcaster):
                 subscriber.end(state)
             return 0
         new = None
-        if self._options.limit:
+        if self._options.limit and any(each.form.numbered for each in self._subscribers):
             new, due = self._encode_new(state), {True, *due}  # all must know the records of the last state
 
         def gets_whole(each: Subscriber) -> bool:
