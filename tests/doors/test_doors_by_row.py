@@ -80,8 +80,9 @@ def test_a_setting_is_a_field(copy: EditedCopy) -> None:
         "hello", "goodbye",
     ]  # fmt: skip
     assert "GREETING: expected one of hello, goodbye" in copy.fails(LOAD + 'load(GREETING="moin")')
-    told = copy.shows("from trader.commands.serve import settings_help\nprint(json.dumps(settings_help()))")
-    assert "GREETING" in str(told)
+    listed = "import contextlib, io\nfrom trader.__main__ import main\nwith contextlib.redirect_stdout(io.StringIO()) as out:"
+    listed += '\n    main(["check", "--settings", "--demo"])\nprint(json.dumps(out.getvalue()))'
+    assert "GREETING  " in str(copy.shows(listed))
 
 
 def test_a_procedure_is_a_decorated_function_and_its_structs(copy: EditedCopy) -> None:

@@ -1,4 +1,4 @@
-"""The commands accounts and positions: stored accounts, at the last recorded prices."""
+"""The commands accounts and show positions: stored accounts, at the last recorded prices."""
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
@@ -145,7 +145,9 @@ def _positions_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", metavar="ID", help="only this account or model; default: all")
 
 
-@database_command("positions", example="trader positions --account apex-rules", arguments=_positions_arguments)
+@database_command(
+    "show positions", example="trader show positions --account apex-rules", arguments=_positions_arguments
+)
 async def positions(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List open positions, oldest first, at the last recorded prices."""
     accounts, recorded = await _read(target, options.account)

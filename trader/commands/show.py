@@ -1,4 +1,4 @@
-"""The commands trades, export and board: completed trades, tables and the leaderboard, read from the database."""
+"""The commands show trades, show board and export: completed trades, the leaderboard and tables of the database."""
 
 import argparse
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
+@database_command(
+    "show trades", example="trader show trades --account apex-rules --limit 5", arguments=_trades_arguments
+)
 async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List completed trades, newest first."""
     page = Page(_ALL if options.limit is None else options.limit)
@@ -80,9 +82,9 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("export", example="trader export season --tables parquet", arguments=_export_arguments)
 async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Write trades, fills, equity by minute and decisions into a new folder, as a backtest does.
+    """Write trades, fills, equity by minute and decisions into a new folder.
 
-    `trader.results.load(FOLDER)` reads them as typed columns and DataFrames.
+    The tables are those of a backtest; `trader.results.load(FOLDER)` reads them as typed columns and DataFrames.
     """
     check_format(options.tables)
     since = datetime(1970, 1, 1, tzinfo=UTC)
@@ -115,7 +117,7 @@ def _variant_or_all(text: str) -> str:
     return "all" if text.lower() == "all" else variant_argument(text).value
 
 
-@database_command("board", example="trader board --window 24h", arguments=_board_arguments)
+@database_command("show board", example="trader show board --window 24h", arguments=_board_arguments)
 async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Rank the models by their results within a window, at the last recorded prices."""
     runs = await CurrentRuns(target.database).refresh()
