@@ -80,8 +80,13 @@ def test_a_setting_is_a_field(copy: EditedCopy) -> None:
         "hello", "goodbye",
     ]  # fmt: skip
     assert "GREETING: expected one of hello, goodbye" in copy.fails(LOAD + 'load(GREETING="moin")')
-    listed = "import contextlib, io\nfrom trader.__main__ import main\nwith contextlib.redirect_stdout(io.StringIO()) as out:"
-    listed += '\n    main(["check", "--settings", "--demo"])\nprint(json.dumps(out.getvalue()))'
+    listed = """
+import contextlib, io
+from trader.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    main(["check", "--settings", "--demo"])
+print(json.dumps(out.getvalue()))
+"""
     assert "GREETING  " in str(copy.shows(listed))
 
 

@@ -75,7 +75,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "budgets": "status --budgets",
     "models seed": "models add",
     **{f"agents {verb}": f"keys {verb} --of agent" for verb in _OF_KEYS},
-    **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS},
+    **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS[:4]},
     "positions": "show positions",
     "trades": "show trades",
     "board": "show board",
@@ -186,7 +186,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parser that raises `ArgumentsError` instead of printing the error and ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise ArgumentsError(message, self.format_help())
+        raise ArgumentsError(message, self.format_help().rstrip())
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -197,7 +197,8 @@ def make_parser() -> argparse.ArgumentParser:
     for entry in REGISTRY.values():
         group, _, last = entry.name.rpartition(" ")
         if group and group not in groups:
-            outer = subparsers.add_parser(group, description=f"Commands of {group}: {_meaning_of(group)}.")
+            names = _meaning_of(group)
+            outer = subparsers.add_parser(group, help=names, description=f"Commands of {group}: {names}.")
             groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
         inner = groups[group] if group else subparsers
         sub = inner.add_parser(

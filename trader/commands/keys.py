@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import asyncpg
 import msgspec
@@ -94,12 +94,17 @@ def _limit(text: str) -> int:
 
 
 def _of_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--of", choices=["agent", "operator"], help="only this kind of holder; default: both")
+    parser.add_argument("--of", choices=get_args(Holder), help="only keys of this kind of holder; default: of both")
 
 
 def _name_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the agent or operator, as `keys list` shows it")
     _of_argument(parser)
+
+
+def _agent_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the agent, as `keys list` shows it")
+    parser.add_argument("--of", choices=["agent"], help=argparse.SUPPRESS)
 
 
 def _limit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +120,7 @@ def _limit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _limits_arguments(parser: argparse.ArgumentParser) -> None:
-    _name_argument(parser)
+    _agent_argument(parser)
     _limit_arguments(parser)
 
 
@@ -133,7 +138,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _webhook_arguments(parser: argparse.ArgumentParser) -> None:
-    _name_argument(parser)
+    _agent_argument(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("url", nargs="?", type=_address, metavar="URL", help="address to send each due view to")
     which.add_argument("--off", action="store_true", help="stop calling it")
