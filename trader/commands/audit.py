@@ -88,7 +88,9 @@ async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     first record of results that was read before another record and appended after it is `out of order`: no change, but
     a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
     """
-    parts = {"chain": _verify_chain, "books": _audit_books}
+    if options.what == "books" and (options.anchors or options.correct):
+        options.parser.error("--anchors and --correct are for the chain")
+    parts = {"books": _audit_books, "chain": _verify_chain}
     results = [await part(options, target) for what, part in parts.items() if options.what in (None, what)]
     return Result(
         {name: value for result in results for name, value in result.value.items()},
