@@ -161,5 +161,3 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
     except KeyboardInterrupt:  # before the service handles its signals itself
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
