@@ -6,13 +6,15 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from trader.__main__ import main
 from trader.agents.models_file import variant_argument
-from trader.commands.command import ALIASES, MODULES, REGISTRY, load, make_parser, parse, table, without_alias
+from trader.commands.command import ALIASES, MODULES, REGISTRY, listing, load, make_parser, parse, table, without_alias
 from trader.core.variant_id import VariantId
 from trader.core.wire import to_wire
 from trader.exchange.domain.halts import CommandOutcome
@@ -173,6 +175,27 @@ def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
         "name          value",
         "a                 1",
         "long name  12345.00",
+    ]
+
+
+def test_a_listing_shows_the_fields_that_programs_get() -> None:
+    amounts = ["6E+4", "60000.123456", "1234567.5", "0.00001234", "0E-8", "-0.5", "1.23456789"]
+    shown = ["60,000.00", "60,000.12", "1,234,567.50", "0.00001234", "0.00", "-0.50", "1.23457"]
+    assert [line.strip() for line in listing([{"x": Decimal(amount)} for amount in amounts], {"": "x"})][1:] == shown
+    items = [
+        {
+            "at": datetime(2025, 1, 1, tzinfo=UTC),
+            "openAt": "2025-01-01T00:00:01.000Z",
+            "plan": {"stop": None},
+            "pnl": 2.0,
+        },
+        {"at": "then", "manual": True, "orders": [1, 2], "pnl": None},
+    ]
+    columns = {"at": "at", "open": "openAt", "by hand": "manual", "stop": "plan.stop", "orders": "orders", "pnl": "pnl"}
+    assert list(listing(items, columns, text_columns=3)) == [
+        "at                       open                     by hand  stop  orders    pnl",
+        "2025-01-01 00:00:00 UTC  2025-01-01 00:00:01 UTC              -          +2.00",
+        "then                                              manual             2      -",
     ]
 
 

@@ -4,7 +4,6 @@ import asyncio
 import re
 import socket
 from datetime import timedelta
-from decimal import Decimal
 from pathlib import Path
 
 import asyncpg
@@ -25,7 +24,6 @@ from trader.agents.sql.models import upsert_model
 from trader.api.health import present_alarms
 from trader.api.metrics import Maintenance
 from trader.api.schemas.common import ENCODER
-from trader.commands.command import price
 from trader.core.variant_id import VariantId
 from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
@@ -323,11 +321,6 @@ async def test_sinks_are_tested(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("NOTIFY_URL", f"{here.url}/works,{here.url}/fails")
         tested = await call("status", "--test-notice")
         assert (tested.code, tested.out) == (1, "json 1: sent\njson 2: failed: the answer was HTTP 500\n")
-
-
-def test_prices_are_plain_numbers() -> None:
-    shown = {"6E+4": "60,000", "60000.123456": "60,000.1", "1234567.5": "1,234,568", "0.00001234": "0.00001234"}
-    assert {amount: price(Decimal(amount)) for amount in shown} == shown
 
 
 async def test_past_alarms_are_listed_from_the_database(call: Call, database: Database) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from trader.core.errors import ArgumentsError, SettingsError
 from trader.core.logs import printable
-from trader.core.wire import encode
+from trader.core.wire import encode, to_wire
 from trader.operations.supervisor import end_signals
 from trader.settings.checks import local_address
 from trader.settings.settings import read_some
@@ -281,6 +281,31 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: 
         yield "  ".join(padded).rstrip()
 
 
+def listing(items: Iterable[Any], columns: Mapping[str, str], *, text_columns: int = 1) -> Iterator[str]:
+    """Yield a table of values for JSON: by heading, the path of a field as a program sees it (`exitPlan.stop`)."""
+    rows = [[_cell(item, path) for path in columns.values()] for item in map(to_wire, items)]
+    return table(list(columns), rows, text_columns=text_columns)
+
+
+def _cell(value: Any, path: str) -> str:
+    for name in path.split("."):
+        value = value.get(name, "") if isinstance(value, Mapping) else value
+    if isinstance(value, bool):
+        return name if value else ""
+    if isinstance(value, float | Decimal):
+        return _number(Decimal(value), "+" if "Pnl" in path or "pnl" in path else "")
+    if isinstance(value, datetime) or (value and path.endswith("At")):
+        return moment(datetime.fromisoformat(str(value)))
+    return "-" if value is None else str(len(value)) if isinstance(value, list) else str(value)
+
+
+def _number(amount: Decimal, sign: str) -> str:
+    """Format a number with at least two decimals, and at least six significant digits as far as it has them."""
+    digits = max(2, 5 - amount.adjusted())
+    whole, _, decimals = f"{amount:{sign},.{digits}f}".partition(".")
+    return f"{whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
+
+
 def moment(at: datetime | None) -> str:
     """Format a time in UTC to the second; `never` for None."""
     return "never" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -289,12 +314,6 @@ def moment(at: datetime | None) -> str:
 def money(amount: Decimal | None) -> str:
     """Format an amount with two decimals; `unknown` for None."""
     return "unknown" if amount is None else f"{amount:,.2f}"
-
-
-def price(amount: Decimal) -> str:
-    """Format a price with six significant digits, or all those before the point, and never an exponent."""
-    text = f"{round(amount, max(0, 5 - amount.adjusted())):,f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def allowed(names: Iterable[str]) -> str:

@@ -11,10 +11,9 @@ from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
-from trader.commands.command import Result, moment, money, price, table
+from trader.commands.command import Result, listing, moment
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
-from trader.core.money import format_decimal
 from trader.database.pool import Page
 from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_lived_until
 from trader.exchange.sql.trades import select_account_trades, select_trades
@@ -52,25 +51,13 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
             listed = await select_trades(conn, page)
         else:
             listed = await select_account_trades(conn, [await known_account(conn, options.account)], page)
-    heads = ("closed", "account", "market", "side", "why", "by hand", "quantity", "entry", "exit", "net", "held")
     shown = [TradeView.of(trade) for trade in listed]
-    rows = [
-        (
-            moment(trade.closed_at),
-            trade.account_id,
-            trade.symbol,
-            trade.side,
-            trade.close_reason,
-            "manual" if view.manual is True else "",
-            format_decimal(trade.quantity),
-            price(trade.entry_price),
-            price(trade.exit_price),
-            f"{trade.net_pnl:+,.2f}",
-            view.holding_time,
-        )
-        for trade, view in zip(listed, shown, strict=True)
-    ]
-    return Result({"trades": shown}, table(heads, rows, text_columns=6))
+    columns = {
+        "closed": "closedAt", "account": "modelId", "market": "symbol", "side": "side", "why": "closeReason",
+        "by hand": "manual", "quantity": "quantity", "entry": "entryPrice", "exit": "exitPrice", "net": "netPnl",
+        "held": "holdingTime",
+    }  # fmt: skip
+    return Result({"trades": shown}, listing(shown, columns, text_columns=6))
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,25 +129,12 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
             entrants = await with_costs(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
-    heads = (
-        "rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades", "under 1 min",
-    )  # fmt: skip
+    columns = {
+        "rank": "rank", "model": "modelId", "variant": "variant", "return %": "pnlPercent", "95 % from": "ci95.low",
+        "to": "ci95.high", "pnl": "pnlAbsolute", "drawdown %": "maxDrawdown", "value": "endValue",
+        "trades": "tradesCount", "under 1 min": "details.withinMinute",
+    }  # fmt: skip
     listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
-    rows = [
-        (
-            "-" if row.rank is None else str(row.rank),
-            row.model_id,
-            row.variant,
-            "unknown" if row.pnl_percent is None else f"{row.pnl_percent:+.2f}",
-            "not yet" if row.ci95 is None else f"{row.ci95.low:+.2f} to {row.ci95.high:+.2f}",
-            f"{row.pnl_absolute:+,.2f}",
-            f"{row.max_drawdown:.2f}",
-            money(row.end_value),
-            str(row.trades_count),
-            str(entry.within_minute),
-        )
-        for row, entry in zip(listed, entries, strict=True)
-    ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
-    return Result(result, [*lines, *table(heads, rows, text_columns=3)])
+    return Result(result, [*lines, *listing(listed, columns, text_columns=3)])
