@@ -76,6 +76,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "models seed": "models add",
     **{f"agents {verb}": f"keys {verb} --of agent" for verb in _OF_KEYS},
     **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS[:4]},
+    "agents": "keys",
+    "tokens": "keys",
     "positions": "show positions",
     "trades": "show trades",
     "board": "show board",
@@ -293,16 +295,17 @@ def _cell(value: Any, path: str) -> str:
     if isinstance(value, bool):
         return name if value else ""
     if isinstance(value, float | Decimal):
-        return _number(Decimal(value), "+" if "Pnl" in path or "pnl" in path else "")
+        is_result = "pnl" in path.lower()
+        return f"{value:{'+' * is_result},.2f}" if is_result or isinstance(value, float) else _number(value)
     if isinstance(value, datetime) or (value and path.endswith("At")):
         return moment(datetime.fromisoformat(str(value)))
     return "-" if value is None else str(len(value)) if isinstance(value, list) else str(value)
 
 
-def _number(amount: Decimal, sign: str) -> str:
-    """Format a number with at least two decimals, and at least six significant digits as far as it has them."""
+def _number(amount: Decimal) -> str:
+    """Format an amount with at least two decimals, and at least six significant digits as far as it has them."""
     digits = max(2, 5 - amount.adjusted())
-    whole, _, decimals = f"{amount:{sign},.{digits}f}".partition(".")
+    whole, _, decimals = f"{amount:,.{digits}f}".partition(".")
     return f"{whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
 
 
