@@ -119,7 +119,10 @@ async def test_the_probe_notices_a_lock_on_every_table_that_a_statement_uses(dsn
                     await database.probe_locks(used_tables())
                     unnoticed.append(table)
         assert (unnoticed, len(used) > 35) == (["schema_version"], True), "only a start reads the version"
-        await database.probe_locks(used_tables())
+        await other.execute("CREATE TABLE of_somebody_else ()")
+        async with other.transaction():
+            await other.execute("LOCK TABLE of_somebody_else")
+            await database.probe_locks(used_tables())
     finally:
         await other.close()
         await database.close()
