@@ -11,7 +11,7 @@ from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
-from trader.core.errors import StartError
+from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
@@ -89,7 +89,7 @@ async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
     """
     if options.what == "books" and (options.anchors or options.correct):
-        options.parser.error("--anchors and --correct are for the chain")
+        raise ArgumentsError("--anchors and --correct are for the chain")
     parts = {"books": _audit_books, "chain": _verify_chain}
     results = [await part(options, target) for what, part in parts.items() if options.what in (None, what)]
     return Result(

@@ -187,6 +187,13 @@ def _unknown_command(words: Sequence[str]) -> str | None:
 class CommandParser(argparse.ArgumentParser):
     """Parser that raises `ArgumentsError` instead of printing the error and ending the process."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options here: the parser of the program would show its own help, rather than the command's."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(message, self.format_help().rstrip())
 
@@ -211,7 +218,7 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         entry.arguments(sub)
-        sub.set_defaults(run=entry.run, parser=sub)
+        sub.set_defaults(run=entry.run)
     return parser
 
 
@@ -223,10 +230,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     load(words[0])
     if (problem := _unknown_command(words)) is not None:
         raise ArgumentsError(problem)
-    options, unknown = make_parser().parse_known_args(words)
-    if unknown:  # the parser of the program would show its own help, rather than the command's
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
+    return make_parser().parse_args(words)
 
 
 def _meaning_of(first: str) -> str:

@@ -27,7 +27,7 @@ from trader.commands.command import (
 from trader.commands.database import TargetDatabase, add_target_arguments, database_command, run_in_database
 from trader.commands.models_seed import Opening, create_models
 from trader.core.clock import SystemClock
-from trader.core.errors import StartError, WebhookError
+from trader.core.errors import ArgumentsError, StartError, WebhookError
 from trader.database.pool import Connection
 from trader.exchange.sql.halts import select_known_account
 from trader.operations.access import issue, reissue
@@ -153,12 +153,12 @@ def add(options: argparse.Namespace) -> int:
     """
     is_agent = options.variant is not None
     if options.of not in (None, "agent" if is_agent else "operator"):
-        options.parser.error("an agent needs --variant, and an operator has none")
+        raise ArgumentsError("an agent needs --variant, and an operator has none")
     if not is_agent and options.scopes is None:
-        options.parser.error("an operator needs --scopes, an agent --variant")
+        raise ArgumentsError("an operator needs --scopes, an agent --variant")
     misplaced = [f"--{name}" for name in _OF_AGENTS if getattr(options, name) is not None]
     if not is_agent and misplaced:
-        options.parser.error(f"{', '.join(misplaced)}: only for an agent, which needs --variant")
+        raise ArgumentsError(f"{', '.join(misplaced)}: only for an agent, which needs --variant")
     work = run_in_database(_add_agent if is_agent else _add_operator, options, changes=True)
     return print_result(run_to_end(work), as_json=options.json)
 
