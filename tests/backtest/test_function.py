@@ -17,6 +17,7 @@ import orjson
 import pandas as pd
 import pytest
 from support.candles import write_walk
+from support.reports import report_data
 
 import trader
 from trader.__main__ import main
@@ -104,7 +105,7 @@ def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp
     assert f"{result.accounts.loc['buyer', 'equity']:,.2f}" in html
 
 
-def test_the_drawdown_is_of_hours_and_the_report_says_so(data: Path) -> None:
+def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
     result = trader.backtest(Buyer, data, start=START, end="2025-03-02T05:59:59Z", out="run")
     minutes = result.equity.query("account == 'buyer'").set_index("at")["equity"]
     falls = [
@@ -113,7 +114,7 @@ def test_the_drawdown_is_of_hours_and_the_report_says_so(data: Path) -> None:
     ]
     assert result.accounts.loc["buyer", "max_drawdown_percent"] == pytest.approx(falls[1])
     assert falls[0] > 1.01 * falls[1]
-    assert "Drawdowns are of the last equity of each hour" in Path("run/report.html").read_text(encoding="utf-8")
+    assert report_data(Path("run/report.html"))["figures"][0]["drawdown"] == pytest.approx(falls[1])
 
 
 async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 import pytest
 from support.candles import FOLDER, write_part, write_walk
+from support.reports import report_data
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
@@ -276,8 +277,7 @@ def test_refused_decisions_are_counted_by_rule_with_the_last_reason(
     assert "'05H55'" in reasons["failed"].upper()
     said = f"bare: refused: {counts['stop']} stop ({reasons['stop']}); 2 failed ({reasons['failed']})"
     assert said in capsys.readouterr().out
-    cell = rf">refused</th>.*?>{len(rows)}</td></tr>"
-    assert re.search(cell, (tmp_path / "run" / "report.html").read_text(encoding="utf-8"), re.DOTALL)
+    assert report_data(tmp_path / "run" / "report.html")["figures"][0]["refused"] == len(rows)
 
 
 def load(tmp_path: Path, text: str, **params: Any) -> LoadedStrategy:

@@ -1,7 +1,6 @@
 """Sweeps: grids, seeds and walk-forwards; complete runs are not repeated, and failed runs are named."""
 
 import csv
-import re
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -12,12 +11,23 @@ import orjson
 import pytest
 from distributed import LocalCluster
 from support.candles import write_walk
+from support.chromium import chromium_program
+from support.reports import opened_report, report_data, rows_of
 
 from trader.__main__ import main
 from trader.backtest import cluster as backtest_cluster
 from trader.backtest.sweep import folds_of, grid_of
-from trader.backtest.sweep_page import sweep_page
-from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value
+from trader.backtest.sweep_result import (
+    METRICS,
+    Done,
+    SweepPeriod,
+    SweepRun,
+    ranked,
+    read_run,
+    sweep_page,
+    sweep_value,
+    trial_lines,
+)
 from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
@@ -103,7 +113,7 @@ def test_the_test_periods_of_a_walk_forward_compound_for_each_seed() -> None:
     runs = [done(1, 0, 90.0, "choose"), done(1, 0, 10.0), done(2, 0, -10.0), done(1, 1, 20.0), done(2, 1, 5.0)]
     value = sweep_value(runs, "return", KnownTrials.of([], 24))
     assert value["walkForward"] == {"periods": 2, "meanReturnPercent": pytest.approx((-1.0 + 26.0) / 2)}
-    assert "The 2 test periods returned +12.50 % together" in sweep_page("forward", value)
+    assert next(trial_lines(value)).startswith("The 2 test periods returned +12.50 % together")
     for others in ([], [done(2, 1, None)]):
         assert sweep_value([*runs[:1], *others], "return", KnownTrials.of([], 24))["walkForward"] is None
 
@@ -130,7 +140,8 @@ def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: P
         value = sweep_value(runs, by, KnownTrials.of([], 24))
         assert [row["params"]["kind"] for row in value["parameters"]] == ["never-loses", "loses", "idle"]
         assert orjson.loads(encode(value))["parameters"][0]["metric"] is None
-        assert "∞" in sweep_page("swept", value)
+        (tmp_path / "sweep.html").write_text(sweep_page("swept", value))
+        assert report_data(tmp_path / "sweep.html")["parameters"][0]["metric"] == "Infinity"
 
 
 @pytest.mark.processes
@@ -150,7 +161,9 @@ def test_a_sweep_without_a_period_states_the_one_that_its_runs_traded(
     assert [(row["from"], row["to"]) for row in (*value["runs"], *rows)] == [traded] * 4
 
 
-def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -> None:
+@pytest.mark.processes
+async def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary(tmp_path: Path) -> None:
+    chromium_program()
     rows = [
         {"params": {"window": window, "risk": risk, "side": "<b>"}, "runs": 1, "metric": value,
          "meanReturnPercent": value, "deviation": None, "worst": value, "best": value}
@@ -161,17 +174,23 @@ def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -
         "by": "return", "runs": rows, "parameters": rows, "overfitting": found, "walkForward": None,
         "bestSharpePerHour": None,
     }  # fmt: skip
-    page = sweep_page("swept", value)
-    assert "Probability of backtest overfitting: 38 %." in page
-    assert "<b>" not in page.replace("<b></b>", "")
-    [heat] = re.findall(r"<h2>window and risk</h2>.*?</section>", page)
-    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", heat)
-    assert cells == ["window ↓ risk →", "0.1", "0.2", "9", "−0.5", "", "20", "+1.5", "+0.5"]
-    shades = re.findall(r"var\(--accent\) (\d+)%", heat)
-    assert [int(shade) for shade in shades] == [0, 45, 22]
-    rows[0]["metric"] = inf
-    [heat] = re.findall(r"<h2>window and risk</h2>.*?</section>", sweep_page("swept", value))
-    assert re.findall(r"var\(--accent\) (\d+)%[^>]*>([^<]*)", heat) == [("0", "−0.5"), ("45", "∞"), ("45", "+0.5")]
+    shades = "[...document.querySelectorAll('td[title]')].map(td => parseInt(td.style.background.split('accent)')[1]))"
+    file = tmp_path / "sweep.html"
+    file.write_text(sweep_page("<b>", value))
+    async with opened_report(file, tmp_path) as tab:
+        assert "Probability of backtest overfitting: 38 %." in await tab.evaluate("document.body.innerText")
+        assert await tab.evaluate("document.querySelector('main b')") is None
+        heat = await rows_of(tab, "window and risk")
+        assert heat == [["window ↓ risk →", "0.1", "0.2"], ["9", "-0.5", ""], ["20", "+1.5", "+0.5"]]
+        assert await tab.evaluate(shades) == [0, 45, 23]
+        _, *parameters = await rows_of(tab, "Parameters")
+        assert parameters[0] == ["20", "0.1", "<b>", "1", "+1.5", "", "+1.5", "+1.5"]
+        rows[0]["metric"] = inf
+        file.write_text(sweep_page("swept", value))
+        await tab.command("Page.reload")
+        await tab.until("document.title === 'Sweep: swept' && document.querySelectorAll('section').length === 2")
+        assert (await rows_of(tab, "window and risk"))[1:] == [["9", "-0.5", ""], ["20", "∞", "+0.5"]]
+        assert await tab.evaluate(shades) == [0, 45, 45]
 
 
 @pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2"), ()])

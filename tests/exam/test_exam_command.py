@@ -1,5 +1,6 @@
 """The commands of exams: each question is asked once, within a budget, and an interrupted run resumes."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -12,7 +13,9 @@ from typing import Any
 import jsonschema_rs
 import orjson
 import pytest
+from support.chromium import chromium_program
 from support.documents import ROOT
+from support.reports import opened_report, report_data, rows_of
 from support.run_profile import is_nightly
 from support.trading_provider import TradingProvider, call, opening, trading_provider
 
@@ -102,11 +105,34 @@ def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     assert "funding: better than sma-cross" in capsys.readouterr().out
     assert main(["exam", "compare", str(out), "funding,somebody"]) == 2
     assert "somebody did not take part" in capsys.readouterr().err
-    report = (out / "report.html").read_text("utf-8")
-    assert "not distinguishable yet" in report or "better" in report
-    assert report.count("<polyline") == 4  # the best and the worst decision of each strategy
-    assert "NaN" not in report
+    report = report_data(out / "report.html")
+    assert report["result"]["comparisons"] == again["comparisons"]
+    shown = [example["entrant"] for example in report["examples"]]
+    assert shown == ["funding", "funding", "sma-cross", "sma-cross"], "the best and the worst decision of each strategy"
     assert (again["entrants"], again["comparisons"]) == (result["entrants"], result["comparisons"])
+
+
+@pytest.mark.processes
+async def test_a_browser_shows_the_shares_the_pairs_and_the_examples_of_an_exam(tmp_path: Path) -> None:
+    chromium_program()
+    out = tmp_path / "exam"
+    assert await asyncio.to_thread(exam, out, "--variant", "Trendsurfer") == 0
+    assert await asyncio.to_thread(main, ["exam", "report", str(out)]) == 0
+    result = report_data(out / "report.html")["result"]
+    entrant = result["entrants"][0]
+    async with opened_report(out / "report.html", tmp_path) as tab:
+        heads, *shares = await rows_of(tab, entrant["entrant"])
+        assert (heads[0], heads[1], heads[3:]) == ("edge", "share", ["states", "size", "oversized"])
+        assert [(row[0], row[3]) for row in shares] == [
+            *((edge, str(share["states"])) for edge, share in entrant["shares"].items()),
+            ("all", str(entrant["share"]["states"])),
+        ]
+        assert float(shares[-1][1]) == pytest.approx(entrant["share"]["share"], abs=0.006)
+        _, pair = await rows_of(tab, "Pairs")
+        assert pair[:4] == ["trendsurfer-rules", "nothing", result["comparisons"][0]["verdict"], "10"]
+        assert await tab.evaluate("document.querySelectorAll('polyline').length") == 2, (
+            "the best and the worst decision"
+        )
 
 
 def test_interrupted_exam_goes_on_where_it_was_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,16 @@
 """The drift of known rows: the figures of the table, and the self-contained page."""
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 from support.books import make_quote
 from support.calls import Call
-from support.outline import Outline
+from support.chromium import is_installed
 from support.records import START, add_model, add_trade, id_of
+from support.reports import opened_report, report_data, rows_of
 
 from trader.database.pool import Database
 from trader.exchange.domain.matching import totals, walk
@@ -73,19 +72,20 @@ async def test_figures_per_market_side_and_size(database: Database, call: Call, 
     ]
     assert lines[5] == "1 fills were larger than the visible book: no price on paper"
     assert lines[6] == "2 fills were never simulated (in paper trading none are)"
-    html = (tmp_path / "drift.html").read_text(encoding="utf-8")
-    outline = Outline()
-    outline.feed(html)
-    assert (outline.open, outline.fetched) == ([], [])
-    table = ElementTree.fromstring(re.findall(r"<table.*?</table>", html, re.DOTALL)[0])
-    assert [[cell.text for cell in row.findall("td")[:4]] for row in table.findall("tbody/tr")] == [
-        ["BTC", "buy", "< 1k", "4"],
-        ["BTC", "buy", "1k to 10k", "1"],
-        ["BTC", "sell", "≥ 100k", "1"],
-        ["all", None, None, "6"],
-    ]
-    assert len(table.findall("tbody/tr/td/span/i[@class='value']")) == 4, "a median and its interval in each row"
-    assert "light-dark(" in html
+    assert len(report_data(tmp_path / "drift.html")["sections"]) == 1
+    if not is_installed():
+        return
+    async with opened_report(tmp_path / "drift.html", tmp_path) as tab:
+        heads, *shown = await rows_of(tab, "Fills of the venue")
+        assert heads == ["market", "side", "size", "fills", "mean", "median", "p95", "worst", "-4.0 to +10.0"]
+        assert [row[:8] for row in shown] == [
+            ["BTC", "buy", "< 1k", "4", "+1.25", "+1.50", "6.00", "+6.00"],
+            ["BTC", "buy", "1k to 10k", "1", "+10.00", "+10.00", "10.00", "+10.00"],
+            ["BTC", "sell", "≥ 100k", "1", "-2.50", "-2.50", "2.50", "-2.50"],
+            ["all", "", "", "6", "+2.08", "+1.50", "10.00", "+10.00"],
+        ]
+        assert await tab.evaluate("document.querySelectorAll('.interval .range + .value').length") == 4
+        assert "1 fills were larger than the visible book" in await tab.evaluate("document.body.innerText")
 
 
 async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(database: Database) -> None:
@@ -142,8 +142,11 @@ async def test_recorded_books_are_compared_with_the_model(database: Database, ca
     assert lines[at + 7][:2] == ["all", "36"]
     assert made.out.splitlines()[at + 8] == "12 orders were larger than one of the books: no price to compare"
     assert made.out.splitlines()[-1] == "drift.html: 1 fills and 36 orders"
-    html = (tmp_path / "drift.html").read_text(encoding="utf-8")
-    assert (html.count("<table"), html.count("<h2>")) == (2, 2)
+    shown = report_data(tmp_path / "drift.html")["sections"]
+    assert [(each["title"], each["figures"][-1]["fills"]) for each in shown] == [
+        ("Fills of the venue", 1),
+        ("Recorded books", 36),
+    ]
 
 
 async def test_a_recording_is_compared_even_without_fills(database: Database, call: Call, tmp_path: Path) -> None:

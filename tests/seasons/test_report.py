@@ -1,13 +1,13 @@
 """The season report: one self-contained file, which explains every change of equity by costs or names the rest."""
 
-import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from benchmarks.bulk import language_models, seed_season
 from support.calls import Call
-from support.chromium import is_installed, open_tab
-from support.outline import Outline
+from support.chromium import is_installed
+from support.reports import opened_report, report_data, rows_of
 
 from trader.agents.variants import VARIANTS
 from trader.commands.models_seed import sample_models
@@ -33,51 +33,51 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(
     await seed_season(dsn, 1, language_models(MODELS), cycle=15, shown=False)
     made = await call("report", "--name", "<Season & one>")
     assert made.code == 0, made.err
-    html = (tmp_path / "season.html").read_text(encoding="utf-8")
-    assert "to the last digit" in html
-    assert "&lt;Season &amp; one&gt;" in html
-    outline = Outline()
-    outline.feed(html)
-    assert (outline.open, outline.fetched) == ([], [])
-    assert "url(" not in html
-    evidence = html.partition("<h2>Evidence</h2>")[2]
-    assert "whole hours" in evidence or "common hours" in evidence or "cannot be seen" in evidence
-    await _is_drawn(tmp_path)
+    shown = report_data(tmp_path / "season.html")
     async with database.connection() as conn:
         accounts = await store.select_report_accounts(conn)
-        assert len(accounts) == MODELS
-        for account in accounts:
-            assert account.change == account.explained
-            assert f"{account.equity:,.2f}" in html
-            assert account.name in evidence
+        assert len(accounts) == len(shown["evidence"]["entrants"]) == MODELS
+        assert all(account.change == account.explained for account in accounts)
+        assert sorted(
+            (model["account"]["name"], model["account"]["equity"], model["change"]) for model in shown["models"]
+        ) == sorted((account.name, str(account.equity), str(account.change)) for account in accounts)
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
-    assert "<td>1 min</td><td>100.0 %</td>" not in html
+    await _is_drawn(tmp_path)
     broken = await call("report")
     assert broken.code == 1
     assert "NOT explained by the books: the equity of 1 accounts" in broken.out
-    html = (tmp_path / "season.html").read_text(encoding="utf-8")
-    assert "qwen-apex" in html.partition("seal bad")[2][:200]
+    assert report_data(tmp_path / "season.html")["unexplained"] == ["qwen-apex"]
     async with database.connection() as conn:
         await conn.execute(CLOSE_SOONER)  # which also moves what is closed since the last snapshot to before it
     await call("report")
-    html = (tmp_path / "season.html").read_text(encoding="utf-8")
-    assert "<td>1 min</td><td>100.0 %</td>" in html, "the trades that were held for less than a minute"
-    brief, all_trades = re.findall(r"<td>([\d,]+) of ([\d,]+)</td>", html.partition("<h2>Leaderboard</h2>")[2])[0]
-    assert brief == all_trades != "0"
+    shown = report_data(tmp_path / "season.html")
+    assert all(trades["brief"] == 100 for trades in shown["trades"])
+    assert all(model["account"]["withinMinute"] == model["account"]["trades"] > 0 for model in shown["models"])
 
 
 async def _is_drawn(folder: Path) -> None:
-    """Open the report in a browser, if there is one, and check its charts and its evidence."""
+    """Open the report in a browser, if there is one, and check its charts, its tables and its evidence."""
     if not is_installed():
         return
-    async with open_tab(folder / "profile", (folder / "season.html").as_uri()) as tab:
-        empty = (
-            """[...document.querySelectorAll('[data-chart]')].filter(host => !host.querySelector('canvas')).length"""
-        )
-        assert await tab.evaluate("document.querySelectorAll('[data-chart]').length") == 2 * (len(VARIANTS) + 1) + 1
-        assert await tab.evaluate(empty) == 0
+    shown = report_data(folder / "season.html")
+    async with opened_report(folder / "season.html", folder) as tab:
+        await tab.until("[...document.querySelectorAll('.chart')].every(host => host.querySelector('canvas'))")
+        assert await tab.evaluate("document.querySelectorAll('.chart').length") == 2 * (len(VARIANTS) + 1) + 1
         assert await tab.evaluate("document.querySelectorAll('#evidence tbody tr').length") == MODELS
-        assert tab.problems == []
+        text = await tab.evaluate("document.querySelector('main').innerText")
+        assert "<Season & one>: " in text
+        assert "add up to the change of its equity, to the last digit" in text
+        assert "This board cannot separate" in text
+        heads, *rows = await rows_of(tab, "Leaderboard")
+        for row, model in zip(rows, shown["models"], strict=True):
+            cells, account = dict(zip(heads, row, strict=True)), model["account"]
+            assert (cells["model"], cells["equity"]) == (account["name"], f"{Decimal(account['equity']):,.2f}")
+            assert cells["return"] == f"{model['returnPercent']:+.2f} %"
+        heads, *rows = (await rows_of(tab, "Where the money went"))[8:]
+        assert [row[0] for row in rows][-1] == "all"
+        assert Decimal(rows[-1][7].replace(",", "")) == round(
+            sum(Decimal(model["change"]) for model in shown["models"]), 2
+        )
 
 
 RESET = """
@@ -99,10 +99,15 @@ async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
     made = await call("report")
     assert made.code == 0, made.err
     assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.out
-    board = (tmp_path / "season.html").read_text(encoding="utf-8").partition("<h2>Leaderboard</h2>")[2]
-    assert "Trendsurfer Rules" in board
-    assert "no snapshot yet since it began" in board.partition("Apex Rules")[2]
-    assert "4,321.00" in board
+    shown = report_data(tmp_path / "season.html")
+    assert [model["account"]["name"] for model in shown["models"]] == ["Trendsurfer Rules"]
+    assert [(model["name"], model["initialCapital"]) for model in shown["unvalued"]] == [("Apex Rules", "4321")]
+    if is_installed():
+        async with opened_report(tmp_path / "season.html", tmp_path) as tab:
+            *_, last = await rows_of(tab, "Leaderboard")
+            assert last[0].startswith("Apex Rules")
+            assert "no snapshot yet since it began on" in last[0]
+            assert last[0].endswith("with 4,321.00")
 
 
 async def test_without_models_there_is_nothing_to_report(database: Database, call: Call, tmp_path: Path) -> None:

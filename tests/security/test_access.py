@@ -19,7 +19,7 @@ from support.served import AppClient, Client, make_app, make_stream_app, served
 
 from trader.api.broadcast import CAPACITY
 from trader.api.context import ACCESS
-from trader.api.dashboard.document import document
+from trader.api.dashboard.reports import report_page
 from trader.api.routes import Documented, Route
 from trader.api.schemas.common import Refusal
 from trader.api.stream_table import STREAMS
@@ -150,12 +150,13 @@ async def test_http_1_0_with_a_transfer_encoding_ends_the_connection(service: Se
 
 
 def test_a_report_runs_only_its_own_scripts() -> None:
-    page = document("A report", "<p>text</p>", {"charts": []})
+    page = report_page("season", "A report", {"name": "</script><script>"})
     policy = page.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
     assert policy.startswith("default-src 'none'; script-src 'nonce-")
     assert page.count(f'<script nonce="{nonce}"') == 3
-    assert nonce not in document("A report", "<p>another text</p>", {"charts": []})
+    assert page.count("<script") == page.count("</script>") == 4, "the scripts, and the data"
+    assert nonce not in report_page("season", "A report", {"name": "another text"})
 
 
 @pytest.mark.processes

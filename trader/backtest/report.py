@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from html import escape
-from math import isinf
 from typing import Any, Final
 
 import numpy as np
 
-from trader.api.dashboard.document import minus, table
+from trader.api.schemas.model_stats import figure
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.result import listing_lines, listings_value
@@ -24,7 +22,7 @@ from trader.portfolio.domain.histories import HourlyValue, hourly_points
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.tables import Table
-from trader.seasons.page import PageSection, RankedModel, ReferenceCurve, SeasonReport, percent_curve, signed
+from trader.seasons.page import RankedModel, SeasonReport, percent_curve
 from trader.settings.settings import Settings
 
 CANDLES_MAX: Final = 4000
@@ -32,17 +30,6 @@ CANDLES_MAX: Final = 4000
 
 TRADES_MAX: Final = 2000
 """The most trades of a market in a report; earlier ones are only in the tables."""
-
-SCRIPT: Final = "backtest_report.js"
-
-FIGURES = (
-    "Sharpe, Sortino and Calmar ratios are annual, from daily closes, and need ten days. In the market: the share of "
-    "the time with a position. Drawdowns are of the last equity of each hour; within hours they may have been larger. "
-    "Refused: decisions that the guard or the exchange refused; the decisions table has the reasons."
-)
-MONTHS = "The return of each calendar month in UTC, from the equity at its end; the first and the last may be partial."
-CANDLES = "Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one."
-DRAWN = " Lines and panels are the strategy's own series, each with its last value within a candle."
 
 
 async def make_report(
@@ -58,69 +45,65 @@ async def make_report(
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
     baselines = [each for each in run.baselines if each.hours and each.baseline != HOLD_NOTHING]
     held = [each for each in baselines if each.baseline == BUY_AND_HOLD]
-    listings = listing_lines(listings_value(run.market.markets))
+    listings = list(listing_lines(listings_value(run.market.markets)))
     return SeasonReport(
         name,
         standings,
         [],
         [(each.model.variant.value, RunTrade.of(trade)) for each in run.accounts for trade in run.trades(each)],
         evidence,
-        "Backtest",
-        references=[ReferenceCurve(each.baseline.name, percent_curve(_points(each), _capital(each))) for each in held],
-        sections=[
-            PageSection("Figures", FIGURES, _figures(run, settings, ranked, baselines)),
-            PageSection("Months", MONTHS, _months(ranked, held)),
-            PageSection(
-                "Trades on the market",
-                " ".join([CANDLES + (DRAWN if len(run.series) else ""), *listings]),
-                '<div id="markets"></div>',
-            ),
-        ],
-        data={"markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets]},
-        script=SCRIPT,
+        references={each.baseline.name: percent_curve(_points(each), _capital(each)) for each in held},
+        backtest={
+            "figures": _figures(run, settings, ranked, baselines),
+            **_months(ranked, held),
+            "listings": listings,
+            "markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets],
+        },
     )
 
 
 _Ranked = Sequence[tuple[RankedModel, ModelAccount]]
 
 
-def _figures(run: Backtest, settings: Settings, ranked: _Ranked, baselines: Sequence[BaselineAccount]) -> str:
+def _figures(
+    run: Backtest, settings: Settings, ranked: _Ranked, baselines: Sequence[BaselineAccount]
+) -> list[dict[str, Any]]:
     rows = []
     for standing, followed in ranked:
         statistics = statistics_of(run, followed, settings)
-        fees = signed(-(standing.account.fees + standing.account.liquidation_fees))
-        refused = f"{sum(count for _, count, _ in followed.refusals()):,}"
         rows.append(
-            (escape(standing.account.name), *_of_equity(statistics), *_of_trades(statistics, run), fees, refused)
+            {"name": standing.account.name, **_of_equity(statistics), **_of_trades(statistics, run)}
+            | {
+                "fees": -(standing.account.fees + standing.account.liquidation_fees),
+                "refused": sum(count for _, count, _ in followed.refusals()),
+            }
         )
-    rows += [(escape(each.baseline.name), *_of_equity(statistics_of_baseline(each)), *["–"] * 7) for each in baselines]
-    heads = (
-        "account", "return", "max drawdown", "Sharpe", "Sortino", "Calmar", "in the market", "trades", "won",
-        "profit factor", "mean trade", "fees", "refused",
-    )  # fmt: skip
-    return table(heads, rows)
+    return rows + [{"name": each.baseline.name} | _of_equity(statistics_of_baseline(each)) for each in baselines]
 
 
-def _of_equity(statistics: RunStatistics) -> list[str]:
+def _of_equity(statistics: RunStatistics) -> dict[str, Any]:
     figures, capital = statistics.equity_figures, float(statistics.run.initial_capital)
     end = statistics.values[-1] if statistics.values else capital
-    fall = 0.0 if figures.drawdown is None else figures.drawdown.percent
-    return [
-        signed(100 * (end / capital - 1), " %"),
-        f"{fall:.2f} %",
-        *(ratio_text(ratio) for ratio in (figures.sharpe, figures.sortino, figures.calmar)),
-    ]
+    ratios = {"sharpe": figures.sharpe, "sortino": figures.sortino, "calmar": figures.calmar}
+    return {
+        "returnPercent": 100 * (end / capital - 1),
+        "drawdown": 0.0 if figures.drawdown is None else figures.drawdown.percent,
+        **{name: figure(ratio) for name, ratio in ratios.items()},
+    }
 
 
-def _of_trades(statistics: RunStatistics, run: Backtest) -> list[str]:
+def _of_trades(statistics: RunStatistics, run: Backtest) -> dict[str, Any]:
     figures = statistics.trade_figures
     spans = [(trade.opened_at, trade.closed_at) for trade in statistics.trades]
     spans += [(opened_at, run.reached) for _, opened_at in statistics.open]
-    won = "–" if figures.win_rate is None else f"{figures.win_rate:.1f} %"
-    mean = "–" if figures.expectancy is None else signed(figures.expectancy)
     whole = run.reached - statistics.run.started_at
-    exposed = f"{100 * (time_held(spans) / whole):.1f} %" if whole else "–"
-    return [exposed, f"{figures.trades:,}", won, ratio_text(figures.profit_factor), mean]
+    return {
+        "inMarket": 100 * (time_held(spans) / whole) if whole else None,
+        "trades": figures.trades,
+        "won": figures.win_rate,
+        "profitFactor": figure(figures.profit_factor),
+        "meanTrade": figures.expectancy,
+    }
 
 
 def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
@@ -133,24 +116,19 @@ def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
     return held
 
 
-def ratio_text(value: float | None) -> str:
-    """Format a ratio, which has no value or is unbounded where `trader.core.statistics` says so."""
-    return "–" if value is None else "∞" if isinf(value) else minus(f"{value:,.2f}")
-
-
-def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> str:
+def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> dict[str, Any]:
     named: list[tuple[str, ModelAccount | BaselineAccount]]
     named = [
         *((standing.account.name, each) for standing, each in ranked),
         *((each.baseline.name, each) for each in held),
     ]
     found = [(name, monthly_returns(each.hours, _capital(each))) for name, each in named]
-    months = sorted({month for _, returns in found for month in returns})
-    rows = [
-        (escape(name), *(signed(returns[month], " %") if month in returns else "–" for month in months))
-        for name, returns in found
-    ]
-    return table(("account", *(f"{month:%b %Y}" for month in months)), rows)
+    return {
+        "months": [f"{month:%b %Y}" for month in sorted({month for _, returns in found for month in returns})],
+        "monthly": [
+            {"name": name} | {f"{month:%b %Y}": gain for month, gain in returns.items()} for name, returns in found
+        ],
+    }
 
 
 def monthly_returns(hours: Sequence[HourlyValue], capital: float) -> dict[datetime, float]:

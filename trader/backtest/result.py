@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from trader.agents.domain.models import Model, contamination
 from trader.agents.providers.cassette import Cassette
 from trader.agents.strategy_files import LoadedStrategy
@@ -152,7 +154,9 @@ def labelled(standings: Sequence[RankedModel], run: Backtest) -> list[RankedMode
     models = {followed.model.id: followed.model for followed in run.accounts}
     return [
         standing._replace(
-            account=standing.account._replace(name=_labelled_name(models[standing.account.model_id], run.starts_at))
+            account=msgspec.structs.replace(
+                standing.account, name=_labelled_name(models[standing.account.model_id], run.starts_at)
+            )
         )
         for standing in standings
     ]

@@ -23,8 +23,17 @@ from msgspec.structs import replace
 from trader.agents.strategy_files import load_strategy
 from trader.backtest.cluster import Cluster, Inputs, connected
 from trader.backtest.spec import BacktestSpec, data_files, environ_of, open_source, params_of
-from trader.backtest.sweep_page import sweep_page
-from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value, write_csv
+from trader.backtest.sweep_result import (
+    METRICS,
+    Done,
+    SweepPeriod,
+    SweepRun,
+    ranked,
+    read_run,
+    sweep_page,
+    sweep_value,
+    write_csv,
+)
 from trader.backtest.trials import KnownTrials, data_digests, hours_within, read_trials
 from trader.backtest.workers import Workers
 from trader.core.clock import iso, moment_of

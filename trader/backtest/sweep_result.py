@@ -2,9 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Final, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trader.api.dashboard.reports import report_page
 from trader.backtest.domain.deflation import HOURS_MIN, expected_best
 from trader.backtest.domain.overfitting import overfitting
 from trader.backtest.trials import KnownTrials, figures_of_hours
@@ -197,3 +198,30 @@ def write_csv(file: Path, done: Sequence[Done]) -> None:
 
 def _snake(name: str) -> str:
     return re.sub(r"(?=[A-Z])", "_", name).lower()
+
+
+def sweep_page(name: str, value: Mapping[str, Any]) -> str:
+    """Return the page of the content of `sweep.json`. JSON has no infinity, so a metric without a bound is a text."""
+    parameters = [
+        row | {"metric": "Infinity"} if row["metric"] is not None and not isfinite(row["metric"]) else row
+        for row in value["parameters"]
+    ]
+    shown = {"by": value["by"], "runs": len(value["runs"]), "lines": list(trial_lines(value)), "parameters": parameters}
+    return report_page("sweep", f"Sweep: {name}", {"name": name, **shown})
+
+
+def trial_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about the result of a walk-forward, and the significance of the best, given the trials."""
+    if found := value["walkForward"]:
+        gain = f"{found['meanReturnPercent']:+.2f} %"
+        yield f"The {found['periods']} test periods returned {gain} together: compounded, and the mean over the seeds."
+    if value["bestSharpePerHour"] is not None:
+        count, by_luck = value["trials"], value["expectedBestSharpePerHour"]
+        line = f"{count} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} an hour"
+        yield f"{line}." if by_luck is None else f"{line}; the best of {count} without skill would have {by_luck:+.3f}."
+    if found := value["overfitting"]:
+        yield (
+            f"Probability of backtest overfitting: {100 * found['probability']:.0f} %. In that share of "
+            f"{found['choices']:,} ways to cut the period in halves, the best of {found['configurations']} on one half "
+            "is not above the median on the other."
+        )

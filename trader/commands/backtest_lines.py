@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trader.backtest.sweep import PAGE, PLAN, RUNS, SWEEP, TABLE, SweepSpec
-from trader.backtest.sweep_page import trial_lines
+from trader.backtest.sweep_result import trial_lines
 from trader.commands.command import table
 
 

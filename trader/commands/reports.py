@@ -4,20 +4,21 @@ import argparse
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from trader.agents.sql.models import select_models
+from trader.api.dashboard.reports import report_page
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
 from trader.core.files import replace_file
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
+from trader.live.sql.drift import DriftFigures, Uncompared
 from trader.portfolio.evidence import last_whole_hour, make_report
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import read_accounts
-from trader.seasons import drift_page as drift_report
-from trader.seasons import page as season_page
-from trader.seasons.page import SeasonReport
+from trader.seasons.page import SeasonReport, page
 from trader.seasons.sql import report as store
 from trader.seasons.standings import make_standings
 
@@ -37,7 +38,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     Fails if the books do not explain the equity; the report names the accounts.
     """
     season = await read_season(options.name or target.name, target)
-    _write(options.output, season_page.page(season))
+    _write(options.output, page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
         names = ", ".join(model.id for model, _ in season.unvalued[:10])
@@ -83,6 +84,26 @@ def _write(file: Path, text: str) -> None:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
 
 
+SIZES: Final = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
+COLUMNS: Final = ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
+
+FILLS = "Each fill of the venue, simulated on the book at which its order was sent."
+BOOKS = (
+    "Orders of 500, 5,000, 50,000 and 500,000 on the recorded book, every 10 seconds, and on the book that the "
+    "market model generates around the same mid."
+)
+
+
+class DriftSection(NamedTuple):
+    """A table of the drift. `compared` describes the comparison, `unit` the items. The last figures are totals."""
+
+    title: str
+    compared: str
+    unit: str
+    figures: Sequence[DriftFigures]
+    notes: Sequence[str]
+
+
 def _drift_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
     parser.add_argument("--recording", type=Path, metavar="FOLDER", help="also compare the market model with its books")
@@ -105,7 +126,7 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     async with target.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
         uncompared = await drift_store.select_uncompared(conn, since)
-    sections = [drift_report.of_fills(figures, uncompared)] if figures else []
+    sections = [DriftSection("Fills of the venue", FILLS, "fills", figures, _notes_of(uncompared))] if figures else []
     value: dict[str, object] = {"file": str(options.output), "figures": figures, "uncompared": uncompared}
     notes: Sequence[str] = ()
     if options.recording is not None:
@@ -113,13 +134,13 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
         value["books"] = books
         notes = recorded_books.notes_of(books)
         if books.figures:
-            sections.append(drift_report.of_books(books.figures, notes))
+            sections.append(DriftSection("Recorded books", BOOKS, "orders", books.figures, notes))
             notes = []
     if not sections:
         recorded = "" if options.recording is None else f", and {options.recording} has no comparable book"
         reasons = "; ".join(["there is nothing to compare", *notes])
         raise StartError(f"{target.place} has no simulated venue fill{recorded}: {reasons}.")
-    _write(options.output, drift_report.page(target.name, sections))
+    _write(options.output, _drift_page(target.name, sections))
     lines = [*(line for section in sections for line in _lines_of(section)), *notes]
     lines.append(
         f"{options.output}: {' and '.join(f'{section.figures[-1].fills} {section.unit}' for section in sections)}"
@@ -127,7 +148,29 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     return Result(value, lines)
 
 
-def _lines_of(section: drift_report.Section) -> Iterator[str]:
-    columns = [section.unit if column == "fills" else column for column in drift_report.COLUMNS]
-    yield from table(columns, map(drift_report.cells, section.figures), text_columns=3)
+def _drift_page(name: str, sections: Sequence[DriftSection]) -> str:
+    """Return the HTML page: a table per section, with the middle 90 % and the median of the errors in each row."""
+    shown = [
+        section._asdict() | {"figures": [figures._asdict() for figures in section.figures]} for section in sections
+    ]
+    return report_page("drift", f"Paper versus venue: {name}", {"name": name, "sizes": SIZES, "sections": shown})
+
+
+def _notes_of(uncompared: Uncompared) -> list[str]:
+    counts = (
+        (uncompared.too_large, "fills were larger than the visible book: no price on paper"),
+        (uncompared.unsimulated, "fills were never simulated (in paper trading none are)"),
+    )
+    return [f"{count} {words}" for count, words in counts if count]
+
+
+def _lines_of(section: DriftSection) -> Iterator[str]:
+    columns = [section.unit if column == "fills" else column for column in COLUMNS]
+    yield from table(columns, map(_cells, section.figures), text_columns=3)
     yield from section.notes
+
+
+def _cells(figures: DriftFigures) -> tuple[str, ...]:
+    size = "" if figures.size is None else SIZES[figures.size]
+    errors = (f"{figures.mean:+.2f}", f"{figures.median:+.2f}", f"{figures.p95:.2f}", f"{figures.worst:+.2f}")
+    return figures.symbol or "all", figures.side or "", size, f"{figures.fills:,}", *errors

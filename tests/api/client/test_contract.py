@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.orpc import FOLDER, installed_packages, run_client
 from support.process import ROOT, serving
+
+from trader.api.dashboard.reports import ReportKind
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +75,7 @@ PAGE_PROJECT = {
         "allowJs": True, "noEmit": True, "target": "ESNext", "module": "ESNext", "moduleResolution": "Bundler",
         "lib": ["ESNext", "DOM", "DOM.Iterable"], "strict": False, "types": [],
     },
-    "files": ["app.js", "report.js", "theme.js", "wrong.js"],
+    "files": ["app.js", *(f"report_{kind}.js" for kind in get_args(ReportKind)), "theme.js", "wrong.js"],
 }  # fmt: skip
 WRONG = """// @ts-check
 import { call } from './answers.js'

@@ -90,11 +90,11 @@ def render(
         preloads="\n".join(
             f'<link rel="modulepreload" href="{assets.FOLDER}/{name}">'
             for name in assets.FILES
-            if name.endswith(".js") and "/" not in name and name not in _NOT_OF_THE_PAGE
+            if name.endswith(".js") and "/" not in name and not name.startswith(_NOT_OF_THE_PAGE)
         ),
         data=" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items()),
     )
 
 
-_NOT_OF_THE_PAGE: Final = ("theme.js", "reference.js", "report.js", "backtest_report.js", "series.js")
-"""Scripts that the dashboard does not import as modules."""
+_NOT_OF_THE_PAGE: Final = ("theme", "reference", "report", "series")
+"""What the names of the scripts begin with that the dashboard does not import as modules."""

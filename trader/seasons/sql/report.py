@@ -2,14 +2,16 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from trader.database.pool import Connection
 
 SEASON_TIMEOUT_S: Final = 600.0
 
 
-class AccountReport(NamedTuple):
+class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A model's current run by its books up to its last snapshot, and that snapshot.
 
     `equity = initial_capital + gross + unrealized − fees − liquidation_fees + funding + insurance`, if books and

@@ -52,8 +52,8 @@ export const VariantName = ({ variant }) =>
     ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>`
     : html`<span class="soft">manual</span>`
 
-export const Money = ({ value, places = 2 }) =>
-  html`<span class=${tone(value, places)} title=${value}>${signed(value, places)}</span>`
+export const Money = ({ value, places = 2, unit = '' }) =>
+  html`<span class=${tone(value, places)} title=${value}>${signed(value, places, unit)}</span>`
 
 export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(at)}</time>`
 
@@ -103,8 +103,11 @@ export function Select({ label, options, value, onChange }) {
   </select>`
 }
 
-/** A value and its interval on the scale [least, most]. */
-export function Interval({ low, high, value, least, most, color, reason }) {
+/**
+ * A value and its interval on the scale [least, most].
+ * @param {any} props
+ */
+export function Interval({ low, high, value, least, most, color, reason, unit = ' %', places = 0 }) {
   const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
   const style = {
     '--zero': at(0),
@@ -116,14 +119,14 @@ export function Interval({ low, high, value, least, most, color, reason }) {
   const words =
     low == null
       ? `no interval${reason ? `: ${reason}` : ' yet'}`
-      : `95 % interval from ${number(low)} to ${number(high)} %`
+      : `95 % interval from ${number(low)} to ${number(high)}${unit}`
   const isCut = low != null && (low < least || high > most)
   return html`<span class="interval" role="img" aria-label=${words} title=${words} style=${style}>
     <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>${
       low == null && reason
         ? html`<span class="sub">${reason}</span>`
         : isCut
-          ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)} %, cut</span>`
+          ? html`<span class="sub">${signed(low, places)} to ${signed(high, places)}${unit}, cut</span>`
           : ''
     }`
 }

@@ -23,7 +23,7 @@ export function csvOf(columns, rows) {
 function quoted(value) {
   const text = String(value ?? '')
   // a spreadsheet would execute it
-  const safe = /^[-=+@\t\r\n＝＋－＠]/.test(text) && isNaN(text) ? `'${text}` : text
+  const safe = /^[-=+@\t\r\n＝＋－＠]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text
   return `"${safe.replaceAll('"', '""')}"`
 }
 

@@ -184,7 +184,18 @@ const fits = (trade, { modelId, variant, symbol, side, result, closeReason }) =>
   (!result || trade.netPnl > 0 === (result === 'won')) &&
   (!closeReason || trade.closeReason === closeReason)
 
-const REASONS = ['order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator', 'ended']
+const REASONS = [
+  'order',
+  'limit',
+  'stop',
+  'invalidation',
+  'target',
+  'time',
+  'liquidation',
+  'reset',
+  'operator',
+  'ended',
+]
 
 /**
  * The filter of trades in the address, for the table, its file and the sums: {input, tools}. What the page itself is

@@ -1,0 +1,55 @@
+"""Reports as files: their data and the modules of the dashboard that show it, in one HTML file that fetches nothing."""
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from html import escape
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from trader.api.dashboard.assets import text_of
+
+ReportKind = Literal["season", "backtest", "sweep", "exam", "drift"]
+
+_IMPORT: Final = re.compile(r"(\bfrom |\bimport |\bimport\()'\./([^']+\.js)'")
+_FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
+_LITERAL_IN_URL: Final = " !$&'()*+,-./:;=?@[]^_`{|}~"
+
+
+def report_page(kind: ReportKind, title: str, data: Mapping[str, Any]) -> str:
+    """Return the HTML file of a report: its data, shown by `Report` of `report_<kind>.js`."""
+    text = msgspec.json.encode(data).decode().replace("<", "\\u003c")  # no end tag within its script
+    style = "".join(map(text_of, ("base.css", "parts.css", "report.css")))
+    style = _FONT_FACE.sub("", style)  # the font is not worth 64 kB here
+    modules = _modules(f"report_{kind}.js")
+    imports = {name: f"data:text/javascript,{quote(source, _LITERAL_IN_URL)}" for name, source in modules.items()}
+    # Authors of text in the data cannot know its digest in advance, so a script in their text never has the nonce.
+    nonce = sha256(text.encode()).hexdigest()
+    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'"
+    library = f'<script nonce="{nonce}">{text_of("vendor/uplot.js")}</script>' if "charts.js" in modules else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}; base-uri 'none'; form-action 'none'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main></main>"
+        "<noscript>This report needs JavaScript. Its data is the JSON in this file.</noscript>"
+        f'<script type="application/json" id="data">{text}</script>{library}'
+        f'<script nonce="{nonce}" type="importmap">{msgspec.json.encode({"imports": imports}).decode()}</script>'
+        f'<script nonce="{nonce}" type="module">'
+        f"import {{ Report }} from 'report_{kind}.js'; import {{ show }} from 'report.js'; show(Report)"
+        "</script></body></html>\n"
+    )
+
+
+def _modules(name: str) -> dict[str, str]:
+    """Return the sources of a module and all its imports, by the names that they use for each other."""
+    modules: dict[str, str] = {}
+    names = [name]
+    for each in names:
+        if each not in modules:
+            source = text_of(each)
+            names += [name for _, name in _IMPORT.findall(source)]
+            modules[each] = _IMPORT.sub(r"\1'\2'", source)
+    return modules
