@@ -103,7 +103,7 @@ DOORS: Final = (
     ),
     Door(
         "an agent",
-        "a key from `trader agents add`",
+        "a key from `trader keys add`",
         "anywhere: it calls the service, or the service calls it",
         "[agents.md](agents.md)",
         "tests/api/agents/test_external_agents.py::test_a_key_belongs_to_one_account",

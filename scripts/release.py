@@ -192,7 +192,7 @@ def _try_demo(program: Path, working: Path) -> None:
         code = service.wait(30)
     if code != 0:
         raise RuntimeError(f"the demo exited with {code}: {log.read_text()[-2000:]}")
-    _run(program, "version")
+    _run(program, "--version")
     print("The wheel with its locked dependencies starts, fills an order and exits cleanly.")
 
 

@@ -1,26 +1,23 @@
 """Command line: selects the command, and reports errors in one line and an exit code."""
 
 import io
+import platform
 import sys
 from collections.abc import Sequence
 
+from trader import __version__
 from trader.commands.command import (
+    EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_WRONG_SETTINGS,
     exit_after_error,
-    load,
-    make_parser,
+    overview,
+    parse,
     print_error,
     show,
-    unknown_command,
+    without_alias,
 )
-from trader.commands.serve import program_version, settings_help
 from trader.core.errors import ArgumentsError, SettingsError, TraderError
-
-DESCRIPTION = (
-    "AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.\n"
-    "Without a command, the service runs, as with `serve`: trader [--demo[=fresh]] [--check] [--env-file FILE]."
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,21 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")  # names and texts may contain any character, whatever the locale
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+    words = without_alias(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in ("-h", "--help", "--version"):
+        is_version = words[0] == "--version"
+        show(f"trader {__version__} (Python {platform.python_version()})" if is_version else overview())
+        return EXIT_DONE
+    if not words or words[0].startswith("-"):
         words.insert(0, "serve")
-    load(words[0])
     as_json = "--json" in words
-    if (problem := unknown_command(words)) is not None:
-        print_error(problem, as_json=as_json, prefix="trader: ")
-        return EXIT_WRONG_SETTINGS
-    parser = make_parser(DESCRIPTION, settings_help())
-    parser.add_argument("--version", action="version", version=program_version())
     try:
-        options = parser.parse_args(words)
+        options = parse(words)
         code: int = options.run(options)
     except ArgumentsError as error:
-        show(error.usage.rstrip(), on_stderr=True)
+        if error.help_text:
+            show(error.help_text, on_stderr=True)
         print_error(str(error), as_json=as_json, prefix="trader: ")
         return EXIT_WRONG_SETTINGS
     except SettingsError as error:

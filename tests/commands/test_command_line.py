@@ -6,13 +6,15 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from trader.__main__ import main
 from trader.agents.models_file import variant_argument
-from trader.commands.command import MODULES, REGISTRY, load, make_parser, table
+from trader.commands.command import ALIASES, MODULES, REGISTRY, listing, load, make_parser, parse, table, without_alias
 from trader.core.variant_id import VariantId
 from trader.core.wire import to_wire
 from trader.exchange.domain.halts import CommandOutcome
@@ -20,6 +22,7 @@ from trader.exchange.domain.halts import CommandOutcome
 ROOT = Path(__file__).parents[2]
 load("")
 EVERY = sorted(REGISTRY)
+GROUPED_ALIASES = {"version", *(name.partition(" ")[0] for name in ALIASES)}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -34,7 +37,7 @@ def test_a_command_has_help(name: str, capsys: pytest.CaptureFixture[str], tmp_p
     env_file = tmp_path / "settings"
     env_file.touch()
     words = [str(env_file) if word == "/etc/trader.env" else word for word in shlex.split(example)[1:]]
-    assert make_parser("", "").parse_args(words).run is REGISTRY[name].run
+    assert make_parser().parse_args(words).run is REGISTRY[name].run
 
 
 def test_every_module_of_the_table_declares_its_commands() -> None:
@@ -43,16 +46,22 @@ def test_every_module_of_the_table_declares_its_commands() -> None:
 
 def test_the_document_has_every_command() -> None:
     document = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `trader ([a-z ]+?)(?: [A-Z<].*?)?` \|", document, re.MULTILINE)) == EVERY
+    rows = re.findall(r"^\| `trader ([a-z ]+?)(?: [A-Z<].*?)?` \|", document, re.MULTILINE)
+    assert sorted({name_of(row.split()) for row in rows} - {"--version"}) == EVERY
+
+
+def name_of(words: list[str]) -> str:
+    """The command that these words call, by its own name or another one."""
+    words = without_alias(words)
+    return " ".join(words[:2]) if " ".join(words[:2]) in REGISTRY else words[0]
 
 
 @pytest.mark.parametrize("file", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_documents_name_only_existing_commands(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     for line in re.findall(r"(?:`|^    (?:\$ )?)(?:trader|scripts/run) ([a-z][^`\n#;&|]*)", text, re.MULTILINE):
-        words = line.split()
-        name = " ".join(words[:2]) if " ".join(words[:2]) in REGISTRY else words[0]
-        assert name in REGISTRY or name in MODULES, f"{file}: trader {line}"
+        name = name_of(line.split())
+        assert name in REGISTRY or name in MODULES or line.split()[0] in GROUPED_ALIASES, f"{file}: trader {line}"
         options = re.findall(r"(?<!\S)--[a-z-]+", line)
         if options and name in REGISTRY:
             with pytest.raises(SystemExit):
@@ -69,7 +78,7 @@ def test_a_variant_is_understood_in_any_case(text: str, variant: VariantId) -> N
 
 
 def test_an_unknown_variant_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["models", "try"], ["backtest"], ["board"]):
+    for command in (["models", "try"], ["backtest"], ["show", "board"]):
         assert main([*command, "--variant", "ape"]) == 2
         assert (
             "unknown variant 'ape'; expected one of Apex, Trendsurfer, Contrarian, Sovereign" in capsys.readouterr().err
@@ -84,6 +93,41 @@ def test_wrong_arguments_are_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["halt", "--reason", " "]) == 2
     shown = capsys.readouterr()
     assert ("usage: trader halt" in shown.err, shown.out) == (True, "")
+
+
+@pytest.mark.parametrize("words", [["--prot", "1"], ["halt", "--acount", "x"], ["show", "trades", "--limt=1"]])
+def test_a_wrong_option_shows_the_help_of_its_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    name = "serve" if words[0].startswith("-") else name_of(words)
+    assert (shown.out, shown.err.startswith(f"usage: trader {name} ")) == ("", True)
+    assert f"example: {REGISTRY[name].example}\ntrader: unrecognized arguments: --" in shown.err
+
+
+def test_the_help_fits_a_screen_and_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 24 <= len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(MODULES)
+
+
+def test_other_words_call_the_same_commands() -> None:
+    needed = {"add": "x", "rotate": "x", "revoke": "x", "limits": "x", "webhook": "x --off"}
+    for words, command in ALIASES.items():
+        if command not in ("--version", "keys"):
+            call = [*words.split(), *needed.get(words.split()[-1], "").split()]
+            call = words.split() if words.startswith("models") else call
+            assert parse(without_alias(call)).run is REGISTRY[name_of(command.split())].run
+
+
+@pytest.mark.processes
+def test_hints_name_the_program_as_it_was_called() -> None:
+    called = subprocess.run(["scripts/run", "models", "lst"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "there is no command 'models lst'; did you mean `scripts/run models list`?" in called.stderr
+    called = subprocess.run(["scripts/run", "halt", "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert called.stdout.startswith("usage: scripts/run halt ")
+    assert "example: scripts/run halt --account" in called.stdout
 
 
 @pytest.mark.parametrize(
@@ -131,6 +175,27 @@ def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
         "name          value",
         "a                 1",
         "long name  12345.00",
+    ]
+
+
+def test_a_listing_shows_the_fields_that_programs_get() -> None:
+    amounts = ["6E+4", "60000.123456", "1234567.5", "0.00001234", "0E-8", "-0.5", "1.23456789"]
+    shown = ["60,000.00", "60,000.12", "1,234,567.50", "0.00001234", "0.00", "-0.50", "1.23457"]
+    assert [line.strip() for line in listing([{"x": Decimal(amount)} for amount in amounts], {"": "x"})][1:] == shown
+    items = [
+        {
+            "at": datetime(2025, 1, 1, tzinfo=UTC),
+            "openAt": "2025-01-01T00:00:01.000Z",
+            "plan": {"stop": None},
+            "pnl": 2.0,
+        },
+        {"at": "then", "manual": True, "orders": [1, 2], "pnl": None},
+    ]
+    columns = {"at": "at", "open": "openAt", "by hand": "manual", "stop": "plan.stop", "orders": "orders", "pnl": "pnl"}
+    assert list(listing(items, columns, text_columns=3)) == [
+        "at                       open                     by hand  stop  orders    pnl",
+        "2025-01-01 00:00:00 UTC  2025-01-01 00:00:01 UTC              -          +2.00",
+        "then                                              manual              2      -",
     ]
 
 

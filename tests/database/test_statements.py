@@ -15,6 +15,7 @@ import pytest_asyncio
 import trader
 from trader.core.errors import DatabaseUnavailable
 from trader.database.pool import Database
+from trader.database.schema import used_tables
 
 STATEMENT = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 FETCHED = re.compile(r"conn\.fetch\(\s*([A-Z][A-Z_]+)\b")
@@ -115,10 +116,13 @@ async def test_the_probe_notices_a_lock_on_every_table_that_a_statement_uses(dsn
             async with other.transaction():
                 await other.execute(f"LOCK TABLE {table}")
                 with suppress(DatabaseUnavailable):
-                    await database.probe_locks()
+                    await database.probe_locks(used_tables())
                     unnoticed.append(table)
         assert (unnoticed, len(used) > 35) == (["schema_version"], True), "only a start reads the version"
-        await database.probe_locks()
+        await other.execute("CREATE TABLE of_somebody_else ()")
+        async with other.transaction():
+            await other.execute("LOCK TABLE of_somebody_else")
+            await database.probe_locks(used_tables())
     finally:
         await other.close()
         await database.close()

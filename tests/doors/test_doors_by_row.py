@@ -80,8 +80,14 @@ def test_a_setting_is_a_field(copy: EditedCopy) -> None:
         "hello", "goodbye",
     ]  # fmt: skip
     assert "GREETING: expected one of hello, goodbye" in copy.fails(LOAD + 'load(GREETING="moin")')
-    told = copy.shows("from trader.commands.serve import settings_help\nprint(json.dumps(settings_help()))")
-    assert "GREETING" in str(told)
+    listed = """
+import contextlib, io
+from trader.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    main(["check", "--settings", "--demo"])
+print(json.dumps(out.getvalue()))
+"""
+    assert "GREETING  " in str(copy.shows(listed))
 
 
 def test_a_procedure_is_a_decorated_function_and_its_structs(copy: EditedCopy) -> None:

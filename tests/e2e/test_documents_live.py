@@ -69,8 +69,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "python3 -m venv /opt": ROOT_ONLY,
         "/opt/trader/bin/pip": ROOT_ONLY,
         "git -C /opt": ROOT_ONLY,
-        "trader verify --anchors": OWN_SERVER,
-        "trader alarms": "shows an alarm, which needs a fault; tests/e2e/test_alarms_live.py has some",
+        "trader audit chain --anchors": OWN_SERVER,
+        "trader status --since": "shows an alarm, which needs a fault; tests/e2e/test_alarms_live.py has some",
         "cd /var/lib/trader": SYSTEMD,
         "systemd-run": SYSTEMD,
         "createuser": "the test has its own database",
@@ -89,7 +89,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "docs/record.md": {
         "python docs/examples/verify_card.py": "needs a closed season; tests/seasons/test_season_card.py verifies some",
-        "trader verify --anchors": "the first anchor is sent after an hour",
+        "trader audit chain --anchors": "the first anchor is sent after an hour",
     },
     "docs/strategies.md": {
         "pip install": "installs into the environment of the tests",

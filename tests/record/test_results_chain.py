@@ -219,7 +219,7 @@ async def test_a_first_record_out_of_order_is_no_forgery_and_verify_corrects_it(
     said = await call("verify")
     assert said.code == 1
     assert "halts 1: the first record of results has an older state than the record at position 2" in said.out
-    assert "Unchanged, but out of order: `trader verify --correct` appends the correction." in said.out
+    assert "Unchanged, but out of order: `trader audit --correct` appends the correction." in said.out
     said = await call("verify", "--correct")
     assert (said.code, "A correction was appended; rows: 1. Nothing was rewritten." in said.out) == (0, True)
     async with floor.database.transaction() as conn:

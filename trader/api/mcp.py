@@ -47,7 +47,7 @@ INSTRUCTIONS: Final = (
     "with placeOrder, closePosition and setExitPlan, then call hold. GET /skill.md describes everything."
 )
 NO_KEY: Final = (
-    "This client sent no key, without which every tool is refused: `trader agents add` makes one, and the header "
+    "This client sent no key, without which every tool is refused: `trader keys add` makes one, and the header "
     "`Authorization: Bearer KEY` sends it. "
 )
 SERVER: Final = {"name": "trader", "version": __version__}

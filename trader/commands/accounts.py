@@ -1,16 +1,16 @@
-"""The commands accounts and positions: stored accounts, at the last recorded prices."""
+"""The commands accounts and show positions: stored accounts, at the last recorded prices."""
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from trader.agents.sql.models import select_models
-from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, price, table
+from trader.commands.command import Result, allowed, listing, moment, money
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.operate import add_confirmation, ask_and_operate
 from trader.core.errors import StartError
-from trader.core.money import format_decimal
 from trader.database.pool import Connection
 from trader.exchange.domain import account as figures
 from trader.exchange.domain.account import Account, Position
@@ -44,21 +44,12 @@ async def known_account(conn: Connection, account_id: str) -> str:
 async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result:
     """List every account in its current run, with its equity at the last recorded prices."""
     accounts, recorded = await _read(target)
-    heads = ("account", "equity", "cash", "capital", "return %", "positions", "orders", "run")
-    rows = []
-    for account in accounts.values():
-        equity = _equity(account, recorded)
-        gain = "unknown" if equity is None else f"{100 * (equity / account.run.initial_capital - 1):+.2f}"
-        capital, held, resting = (
-            money(account.run.initial_capital),
-            str(len(account.positions)),
-            str(len(account.resting)),
-        )
-        rows.append(
-            (account.id, money(equity), money(account.cash), capital, gain, held, resting, str(account.run.number))
-        )
-    value = {"accounts": [_account_value(account, recorded) for account in accounts.values()]}
-    return Result(value, table(heads, rows))
+    listed = [_account_value(account, recorded) for account in accounts.values()]
+    columns = {
+        "account": "accountId", "equity": "equity", "cash": "cashBalance", "capital": "run.initialCapital",
+        "return %": "pnlPercent", "positions": "positions", "orders": "openOrders", "run": "run.number",
+    }  # fmt: skip
+    return Result({"accounts": listed}, listing(listed, columns))
 
 
 def _account_argument(parser: argparse.ArgumentParser) -> None:
@@ -84,20 +75,10 @@ def _describe(account: Account, recorded: Recorded) -> Iterator[str]:
     if account.insurance:
         yield f"insurance  {money(account.insurance)}, losses beyond equity, written off"
     if account.positions:
-        yield from ("", *_position_table([(account, position) for position in account.positions.values()], recorded))
+        yield from ("", *_position_table(_position_values([account], recorded)))
     if account.resting:
-        heads = ("market", "side", "left", "limit", "since")
-        rows = [
-            (
-                order.symbol,
-                order.side,
-                format_decimal(order.remaining),
-                format_decimal(order.limit_price),
-                moment(order.created_at),
-            )
-            for order in account.resting
-        ]
-        yield from ("", *table(heads, rows, text_columns=2))
+        columns = {"market": "symbol", "side": "side", "left": "remaining", "limit": "limitPrice", "since": "createdAt"}
+        yield from ("", *listing(account.resting, columns, text_columns=2))
 
 
 def _reset_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,47 +126,31 @@ def _positions_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", metavar="ID", help="only this account or model; default: all")
 
 
-@database_command("positions", example="trader positions --account apex-rules", arguments=_positions_arguments)
+@database_command(
+    "show positions", example="trader show positions --account apex-rules", arguments=_positions_arguments
+)
 async def positions(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List open positions, oldest first, at the last recorded prices."""
     accounts, recorded = await _read(target, options.account)
-    held = [(account, position) for account in accounts.values() for position in account.positions.values()]
-    held.sort(key=lambda pair: (pair[1].opened_at, pair[0].id, pair[1].symbol))
-    value = {
-        "positions": [
-            {"accountId": account.id, **_position_value(account, position, recorded)} for account, position in held
-        ]
-    }
-    return Result(value, _position_table(held, recorded), EXIT_DONE)
+    held = sorted(_position_values(accounts.values(), recorded), key=itemgetter("openedAt", "accountId", "symbol"))
+    return Result({"positions": held}, _position_table(held))
 
 
-def _position_table(held: list[tuple[Account, Position]], recorded: Recorded) -> Iterator[str]:
-    heads = (
-        "account",
-        "market",
-        "side",
-        "by hand",
-        "quantity",
-        "entry",
-        "price",
-        "notional",
-        "unrealized",
-        "stop",
-        "target",
-    )
-    rows = []
-    for account, position in held:
-        mark = recorded.marks.get(position.symbol)
-        notional, gain = (None, None) if mark is None else (position.notional(mark), position.unrealized(mark))
-        stops = [
-            "none" if level is None else price(level) for level in (position.exit_plan.stop, position.exit_plan.target)
-        ]
-        prices = [price(position.entry_price), "unknown" if mark is None else price(mark)]
-        quantity = format_decimal(position.quantity)
-        by_hand = "manual" if recorded.is_manual(account, position) else ""
-        what = account.id, position.symbol, position.side, by_hand
-        rows.append((*what, quantity, *prices, money(notional), money(gain), *stops))
-    return table(heads, rows, text_columns=4)
+def _position_values(accounts: Iterable[Account], recorded: Recorded) -> list[dict[str, Any]]:
+    return [
+        {"accountId": account.id, **_position_value(account, position, recorded)}
+        for account in accounts
+        for position in account.positions.values()
+    ]
+
+
+def _position_table(positions: list[dict[str, Any]]) -> Iterator[str]:
+    columns = {
+        "account": "accountId", "market": "symbol", "side": "side", "by hand": "manual", "quantity": "quantity",
+        "entry": "entryPrice", "price": "currentPrice", "notional": "notional", "unrealized": "unrealizedPnl",
+        "stop": "exitPlan.stop", "target": "exitPlan.target",
+    }  # fmt: skip
+    return listing(positions, columns, text_columns=4)
 
 
 async def _read(target: TargetDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Recorded]:
@@ -201,10 +166,12 @@ def _equity(account: Account, recorded: Recorded) -> Decimal | None:
 
 
 def _account_value(account: Account, recorded: Recorded) -> dict[str, Any]:
+    equity = _equity(account, recorded)
     return {
         "accountId": account.id,
         "run": account.run,
-        "equity": _equity(account, recorded),
+        "equity": equity,
+        "pnlPercent": None if equity is None else 100 * (equity / account.run.initial_capital - 1),
         "cashBalance": account.cash,
         "totalRealizedPnl": account.realized,
         "totalFees": account.fees,
@@ -224,6 +191,7 @@ def _position_value(account: Account, position: Position, recorded: Recorded) ->
         "entryPrice": position.entry_price,
         "leverage": position.leverage if position.leveraged else None,
         "currentPrice": mark,
+        "notional": None if mark is None else position.notional(mark),
         "unrealizedPnl": None if mark is None else position.unrealized(mark),
         "exitPlan": position.exit_plan,
         "openedAt": position.opened_at,

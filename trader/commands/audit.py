@@ -1,4 +1,4 @@
-"""The commands audit, verify and reproduce: checks of the books, of the chain, and of one invocation."""
+"""The commands audit and reproduce: checks of the books, of the chain, and of one invocation."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
-from trader.core.errors import StartError
+from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
@@ -38,14 +38,7 @@ async def record_run(target: TargetDatabase, task: MaintenanceTask, problems: in
         await upsert_maintenance(conn, task, problems)
 
 
-@database_command("audit", example="trader audit", arguments=add_record_option, compares=True)
-async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
-
-    The audit also compares fills with the results of the agents' tool calls, and the hourly equity of accounts and
-    baselines with the ledger and the candles of the market. In live trading it compares fills with the venue's trades
-    from which they were booked, and skips equity, because the venue may report a trade later.
-    """
+async def _audit_books(options: argparse.Namespace, target: TargetDatabase) -> Result:
     report = await books.audit(target.database, _show_progress)
     counts = f"{report.runs} runs, {report.orders} positions, {report.entries} ledger entries"
     lines = [
@@ -74,20 +67,39 @@ def anchors_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anchors", type=Path, metavar="FILE", help="external anchors, as lines of JSON")
 
 
-def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=["books", "chain"], help="check only this; default: both")
     anchors_argument(parser)
     add_record_option(parser)
     correct = "append a correction if the first record of results is out of order; nothing is rewritten"
     parser.add_argument("--correct", action="store_true", help=correct)
 
 
-@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments, compares=True)
-async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded.
+@database_command("audit", example="trader audit --anchors anchors.jsonl", arguments=_audit_arguments, compares=True)
+async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Check the books against the ledger, and decisions and results against their chain.
 
-    A first record of results that was read before another record and appended after it is `out of order`: no change,
-    but a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
+    The audit of the books recomputes every account from its fills, funding and insurance. It also compares fills with
+    the results of the agents' tool calls, and the hourly equity of accounts and baselines with the ledger and the
+    candles of the market. In live trading it compares fills with the venue's trades from which they were booked, and
+    skips equity, because the venue may report a trade later.
+
+    The chain shows whether decisions or results were changed, inserted, removed or cut off since they were recorded. A
+    first record of results that was read before another record and appended after it is `out of order`: no change, but
+    a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
     """
+    if options.what == "books" and (options.anchors or options.correct):
+        raise ArgumentsError("--anchors and --correct are for the chain")
+    parts = {"books": _audit_books, "chain": _verify_chain}
+    results = [await part(options, target) for what, part in parts.items() if options.what in (None, what)]
+    return Result(
+        {name: value for result in results for name, value in result.value.items()},
+        [line for result in results for line in result.lines],
+        max(result.code for result in results),
+    )
+
+
+async def _verify_chain(options: argparse.Namespace, target: TargetDatabase) -> Result:
     outside = [] if options.anchors is None else read_anchors(options.anchors)
     checked = await chain.verify(target.database, outside)
     corrected = []
@@ -112,7 +124,7 @@ async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     if not outside:
         lines.append("Without external anchors (--anchors) a rebuilt chain cannot be detected.")
     if checked.out_of_order and len(checked.out_of_order) == len(findings):
-        lines.append("Unchanged, but out of order: `trader verify --correct` appends the correction.")
+        lines.append("Unchanged, but out of order: `trader audit --correct` appends the correction.")
     else:
         lines.append("NOT intact." if findings else "Intact.")
     value = {"isIntact": not findings, "verification": checked}
@@ -157,7 +169,7 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
     compares=True,
 )
 async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Re-execute the recorded calls of an invocation and report whether the books are identical.
+    """Re-execute the recorded calls of an invocation and compare the books.
 
     The command decodes every call from the model's raw arguments, runs the guard on the account and marks of that
     moment, executes the call by the rules of the exchange on the recorded order books, and compares the result with the

@@ -91,7 +91,7 @@ def _add_sweep(add: Callable[..., argparse.Action]) -> None:
 
 @command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=_arguments)
 def backtest(options: argparse.Namespace) -> int:
-    """Backtest agents on recorded candles, with the rules of the service and the ledger of a lockstep replay.
+    """Backtest agents on recorded candles, by the rules of the service.
 
     Without --models, --models-from and --strategy the rule agents trade. --strategy sma.py:SmaCross --param window=20
     runs your own class. AI models are called within --budget-usd; their answers are stored, and --models-from

@@ -114,7 +114,7 @@ def _count(text: str) -> int:
     "backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments, of_any_version=True
 )
 async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Back up a consistent snapshot of the database to a file while the service runs, and test a restore.
+    """Back up the database to a file while the service runs, and test a restore.
 
     The command restores the file into a separate server in the folder for temporary files (TMPDIR), and audits and
     verifies it there; only then does the file get its name. It fails if this fails, or if the books or the record are
@@ -178,7 +178,7 @@ def _upgrade_arguments(parser: argparse.ArgumentParser) -> None:
     "upgrade", example="trader upgrade before.dump", arguments=_upgrade_arguments, changes=True, of_any_version=True
 )
 async def upgrade_database(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Upgrade the database to the schema of this version, after testing the upgrade on a backup.
+    """Upgrade the database to the schema of this version, after a test on a backup.
 
     The command restores the backup into a separate server, and upgrades and audits it there. Only if the result is
     clean does it upgrade the database, in one transaction. It refuses a database that a service is using.
@@ -358,7 +358,9 @@ def _restore_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("restore", example="trader restore trader-2026-11-22.dump", arguments=_restore_arguments)
 def restore(options: argparse.Namespace) -> int:
-    """Restore a backup into an empty database: that of DATABASE_URL, or the embedded one of the working folder.
+    """Restore a backup into an empty database.
+
+    The database is that of DATABASE_URL, or the embedded one of the working folder.
 
     The restored tokens, agents' keys and webhooks are revoked and listed, models that run a file or send prompts to an
     address of their own are paused, and unfinished commands are withdrawn; --keep-credentials keeps them.

@@ -21,48 +21,72 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from trader.core.errors import ArgumentsError, SettingsError
 from trader.core.logs import printable
-from trader.core.wire import encode
+from trader.core.wire import encode, to_wire
 from trader.operations.supervisor import end_signals
 from trader.settings.checks import local_address
 from trader.settings.settings import read_some
 
 T = TypeVar("T")
 
-MODULES: Final[Mapping[str, str]] = {
-    "serve": "serve",
-    "check": "serve",
-    "settings": "serve",
-    "version": "serve",
-    "completion": "serve",
-    "status": "status",
-    "alarms": "status",
-    "models": "models",
-    "budgets": "models",
-    "agents": "agents",
-    "tokens": "tokens",
-    "accounts": "accounts",
-    "positions": "accounts",
-    "trades": "trades",
-    "export": "trades",
-    "board": "trades",
-    "halt": "operate",
-    "resume": "operate",
-    "flatten": "operate",
-    "verify": "audit",
-    "audit": "audit",
-    "backup": "backup",
-    "restore": "backup",
-    "upgrade": "backup",
-    "report": "reports",
-    "drift": "reports",
-    "reproduce": "audit",
-    "candles": "candles",
-    "backtest": "backtest",
-    "compare": "compare",
-    "exam": "exam",
-    "season": "season",
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "the service": {
+        "serve": "serve",
+        "check": "serve",
+        "status": "status",
+        "halt": "operate",
+        "resume": "operate",
+        "flatten": "operate",
+        "models": "models",
+        "keys": "keys",
+        "accounts": "accounts",
+        "show": "show",
+        "export": "show",
+        "completion": "serve",
+    },
+    "its database": {
+        "audit": "audit",
+        "backup": "backup",
+        "restore": "backup",
+        "upgrade": "backup",
+    },
+    "the laboratory": {
+        "candles": "candles",
+        "backtest": "backtest",
+        "compare": "compare",
+        "exam": "exam",
+        "season": "season",
+        "report": "reports",
+        "drift": "reports",
+        "reproduce": "audit",
+    },
 }
-"""The module of each command or group of commands, by its first word."""
+"""The module of each command or group of commands by its first word, as `trader --help` groups them."""
+
+MODULES: Final = {first: module for group in GROUPS.values() for first, module in group.items()}
+
+_OF_KEYS: Final = ("add", "list", "rotate", "revoke", "limits", "webhook")
+
+ALIASES: Final[Mapping[str, str]] = {
+    "settings": "check --settings",
+    "version": "--version",
+    "alarms test": "status --test-notice",
+    "alarms list": "status",
+    "alarms": "status",
+    "budgets": "status --budgets",
+    "models seed": "models add",
+    **{f"agents {verb}": f"keys {verb} --of agent" for verb in _OF_KEYS},
+    **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS[:4]},
+    "agents": "keys",
+    "tokens": "keys",
+    "positions": "show positions",
+    "trades": "show trades",
+    "board": "show board",
+    "verify": "audit chain",
+}
+"""Other words for a command."""
+
+CALLED_AS: Final = os.environ.get("TRADER_CALLED_AS", "trader")
+"""The program as its caller typed it, which scripts/run says."""
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -130,7 +154,20 @@ def load(first: str) -> None:
         importlib.import_module(f"trader.commands.{module}")
 
 
-def unknown_command(words: Sequence[str]) -> str | None:
+def without_alias(words: Sequence[str]) -> list[str]:
+    """Return the words of a call with the command in place of an alias."""
+    for count in (2, 1):
+        if (words_of_command := ALIASES.get(" ".join(words[:count]))) is not None:
+            return [*words_of_command.split(), *words[count:]]
+    return list(words)
+
+
+def as_called(text: str) -> str:
+    """Return a text whose hints name the program as its caller typed it."""
+    return text.replace("`trader ", f"`{CALLED_AS} ")
+
+
+def _unknown_command(words: Sequence[str]) -> str | None:
     """Return an error message with the closest match for an unknown command; None if the command exists."""
     first, second = [*words, ""][:2]
     if first.startswith("-"):
@@ -150,37 +187,71 @@ def unknown_command(words: Sequence[str]) -> str | None:
 class CommandParser(argparse.ArgumentParser):
     """Parser that raises `ArgumentsError` instead of printing the error and ending the process."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options here: the parser of the program would show its own help, rather than the command's."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
-        raise ArgumentsError(message, self.format_usage())
+        raise ArgumentsError(message, self.format_help().rstrip())
 
 
-def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the loaded commands; it raises `ArgumentsError`."""
-    parser = CommandParser(
-        prog="trader",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = CommandParser(prog=CALLED_AS)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     groups: dict[str, Any] = {}
-    for entry in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
+    for entry in REGISTRY.values():
         group, _, last = entry.name.rpartition(" ")
         if group and group not in groups:
-            names = ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{group} "))
-            outer = subparsers.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
+            names = _meaning_of(group)
+            outer = subparsers.add_parser(group, help=names, description=f"Commands of {group}: {names}.")
             groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
         inner = groups[group] if group else subparsers
         sub = inner.add_parser(
             last,
             help=entry.meaning.partition("\n")[0],
-            description=entry.meaning,
-            epilog=f"example: {entry.example}",
+            description=as_called(entry.meaning),
+            epilog=f"example: {CALLED_AS}{entry.example.removeprefix('trader')}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         entry.arguments(sub)
         sub.set_defaults(run=entry.run)
     return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Load a command and return its options.
+
+    :raises ArgumentsError: there is no such command, or its options are wrong
+    """
+    load(words[0])
+    if (problem := _unknown_command(words)) is not None:
+        raise ArgumentsError(problem)
+    return make_parser().parse_args(words)
+
+
+def _meaning_of(first: str) -> str:
+    """Return the meaning of a loaded command in a line, or the commands of a group."""
+    if first in REGISTRY:
+        return REGISTRY[first].meaning.partition("\n")[0]
+    return ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{first} "))
+
+
+def overview() -> str:
+    """Return the text of `trader --help`."""
+    load("every command")
+    lines = [
+        f"usage: {CALLED_AS} [--help] [--version] [COMMAND ...]",
+        "",
+        "AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.",
+    ]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {first:10}  {_meaning_of(first)}" for first in group)]
+    hint = "`trader COMMAND --help` shows a command's options, `trader check --settings` the settings."
+    return as_called("\n".join([*lines, "", hint]))
 
 
 def service_addresses(options: argparse.Namespace) -> list[str]:
@@ -216,6 +287,32 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: 
         yield "  ".join(padded).rstrip()
 
 
+def listing(items: Iterable[Any], columns: Mapping[str, str], *, text_columns: int = 1) -> Iterator[str]:
+    """Yield a table of values for JSON: by heading, the path of a field as a program sees it (`exitPlan.stop`)."""
+    rows = [[_cell(item, path) for path in columns.values()] for item in map(to_wire, items)]
+    return table(list(columns), rows, text_columns=text_columns)
+
+
+def _cell(value: Any, path: str) -> str:
+    for name in path.split("."):
+        value = value.get(name, "") if isinstance(value, Mapping) else value
+    if isinstance(value, bool):
+        return name if value else ""
+    if isinstance(value, float | Decimal):
+        is_result = "pnl" in path.lower()
+        return f"{value:{'+' * is_result},.2f}" if is_result or isinstance(value, float) else _number(value)
+    if isinstance(value, datetime) or (value and path.endswith("At")):
+        return moment(datetime.fromisoformat(str(value)))
+    return "-" if value is None else str(len(value)) if isinstance(value, list) else str(value)
+
+
+def _number(amount: Decimal) -> str:
+    """Format an amount with at least two decimals, and at least six significant digits as far as it has them."""
+    digits = max(2, 5 - amount.adjusted())
+    whole, _, decimals = f"{amount:,.{digits}f}".partition(".")
+    return f"{whole}.{decimals[:2]}{decimals[2:].rstrip('0')}"
+
+
 def moment(at: datetime | None) -> str:
     """Format a time in UTC to the second; `never` for None."""
     return "never" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -224,12 +321,6 @@ def moment(at: datetime | None) -> str:
 def money(amount: Decimal | None) -> str:
     """Format an amount with two decimals; `unknown` for None."""
     return "unknown" if amount is None else f"{amount:,.2f}"
-
-
-def price(amount: Decimal) -> str:
-    """Format a price with six significant digits, or all those before the point, and never an exponent."""
-    text = f"{round(amount, max(0, 5 - amount.adjusted())):,f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def allowed(names: Iterable[str]) -> str:
@@ -290,9 +381,10 @@ def show(text: str, *, on_stderr: bool = False) -> None:
 
 def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool, prefix: str = "") -> None:
     """Print why a command failed on standard error and, with `as_json`, as one JSON object on standard output."""
+    text, problems = as_called(text), [as_called(problem) for problem in problems]
     show("\n".join([f"{prefix}{text:.2000}", *(f"  {problem:.2000}" for problem in problems)]), on_stderr=True)
     if as_json:
-        error = {"error": {"message": text, "problems": list(problems)}}
+        error = {"error": {"message": text, "problems": problems}}
         show(encode(error).decode())
 
 
@@ -303,7 +395,7 @@ def print_result(result: Result, *, as_json: bool) -> int:
             show(encode(result.value).decode())
         else:
             for line in result.lines:
-                show(line)
+                show(as_called(line))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; discard the final flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.code

@@ -39,7 +39,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments, compares=True)
 def compare_runs(options: argparse.Namespace) -> int:
-    """Compare finished backtests of one period with the first one, paired by seed and by hour.
+    """Compare finished backtests of one period with the first, paired by seed and hour.
 
     Runs that differ only in their seed share a row. `by hours` is the 95 % interval of the difference in return from
     the paired hours; `by seeds` is the interval of its mean over the paired seeds. The verdict is corrected for all

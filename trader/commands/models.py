@@ -1,4 +1,4 @@
-"""The commands models list, pause and resume, and budgets: the models' cost today, and the rest of their budgets."""
+"""The commands models list, pause and resume, and the models' budgets: their cost today, and what remains."""
 
 import argparse
 import os
@@ -99,13 +99,8 @@ async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool)
     return Result({"modelId": model_id, "active": is_active}, [line])
 
 
-@database_command("budgets", example="trader budgets")
-async def budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show the budget of every model that has one, its cost today (UTC), and the remaining tokens.
-
-    Costs that a provider did not report are estimated and marked with "~". Reservations of running invocations are
-    not included.
-    """
+async def show_budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Return the budget of every model that has one, its cost today (UTC), and the remaining tokens."""
     async with target.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}
     kept = await read_budgets(options, target, models)

@@ -1,4 +1,4 @@
-"""The commands models seed and models add: models and accounts from a file or arguments, optionally with a history."""
+"""The command models add: models and accounts from a file or arguments, optionally with a history."""
 
 import argparse
 import os
@@ -88,13 +88,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
 
 
-def seed(options: argparse.Namespace) -> int:
+@command("models add", example="trader models add --demo --models 8", arguments=_arguments)
+def add(options: argparse.Namespace) -> int:
     """Create models and accounts, optionally with a trading history. Safe to repeat: only new models are added.
 
-      trader models seed models.toml                  the models in a file
-      trader models seed --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
-      trader models seed --demo --models 8            rule models, spread over the variants
-      trader models seed --demo --models 4 --history 7        with seven days of trading history
+      trader models add models.toml                   the models in a file
+      trader models add --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
+      trader models add --demo --models 8             rule models, spread over the variants
+      trader models add --demo --models 4 --history 7         with seven days of trading history
 
     The models go to the database of --database-url or DATABASE_URL. Without either, they go to the database of the
     service running in this folder, which trades them within a minute; if none is running, to the embedded database of
@@ -120,10 +121,6 @@ def seed(options: argparse.Namespace) -> int:
     except SettingsError as error:
         print_error("Nothing was changed:", error.problems, as_json=options.json)
         return EXIT_WRONG_SETTINGS
-
-
-command("models seed", example="trader models seed --demo --models 8", arguments=_arguments)(seed)
-command("models add", example="trader models add models.toml", arguments=_arguments)(seed)
 
 
 def _entries(options: argparse.Namespace) -> list[ModelEntry]:

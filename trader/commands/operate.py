@@ -100,7 +100,9 @@ def _halt_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_halt_arguments)
 def halt(options: argparse.Namespace) -> int:
-    """Halt trading: no position is opened or increased; reducing orders, stops and closes stay allowed.
+    """Halt trading: no position is opened or increased.
+
+    Orders that reduce, stops and closes stay allowed.
 
     The running service puts the halt in force at once, even if the database does not accept it. If no service answers
     at HOST and PORT or SERVER_URL, the halt is written to the database.
@@ -184,7 +186,7 @@ def add_confirmation(parser: argparse.ArgumentParser) -> None:
 
 @database_command("flatten", example="trader flatten --dry-run", arguments=_flatten_arguments, changes=True)
 async def flatten(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Halt, cancel every resting order and close every position at market, after confirmation."""
+    """Halt, cancel all resting orders and close all positions at market, after confirmation."""
     return await ask_and_operate(Verb.FLATTEN, options, target)
 
 

@@ -30,9 +30,10 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
 async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs, leaderboard and evidence.
+    """Render the current runs as one HTML file.
 
-    The result of a season has its own report.
+    It has equity curves, drawdowns, trades, costs, the leaderboard and evidence. The result of a season has its own
+    report.
 
     Fails if the books do not explain the equity; the report names the accounts.
     """
@@ -111,7 +112,9 @@ def _drift_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("drift", example="trader drift drift.html --days 7", arguments=_drift_arguments)
 async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
+    """Report the drift between paper and venue.
+
+    It is the error of each fill against its simulation, in basis points.
 
     Positive means that the venue was more expensive than paper. p95 and worst refer to absolute errors.
 

@@ -190,7 +190,7 @@ async def _copy_links(
             links = await read_links(conn, reader.position, LINKS_MAX)
         for link, text in links:
             if text is None:
-                raise StartError(f"The decision at position {link.position} of the record is gone: `trader verify`.")
+                raise StartError(f"The decision at position {link.position} of the record is gone: `trader audit`.")
             reader.read(text)
             file.write(f"{text}\n")
         if not links:

@@ -1,19 +1,17 @@
-"""The commands serve, check, settings and version."""
+"""The commands serve, check and completion."""
 
 import argparse
 import asyncio
 import logging
 import os
-import platform
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
 
-from trader import __version__
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -43,6 +41,15 @@ from trader.settings.settings import (
 log = logging.getLogger("trader")
 
 
+class ShownSetting(NamedTuple):
+    """A setting as shown to operators, without secrets; `value` is None if it has none."""
+
+    name: str
+    value: str | None
+    source: str
+    meaning: str = ""
+
+
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demo",
@@ -55,13 +62,11 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     add_env_file_option(parser)
 
 
-def _json_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-
-
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     _demo_arguments(parser)
-    _json_argument(parser)
+    settings = "only list every setting with its meaning, value and source; secrets are hidden"
+    parser.add_argument("--settings", action="store_true", help=settings)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,55 +76,51 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("serve", example="trader serve --demo", arguments=_serve_arguments)
 def serve(options: argparse.Namespace) -> int:
-    """Run the service until it is stopped; the default, so that `trader --demo` is `trader serve --demo`."""
+    """Run the service; the default: `trader --demo` is `trader serve --demo`."""
     return _start(options, is_check=options.check)
 
 
 @command("check", example="trader check --env-file /etc/trader.env", arguments=_check_arguments)
 def check(options: argparse.Namespace) -> int:
-    """Check the settings, connect to the market and to the database, and exit without changes."""
-    return _start(options, is_check=True, as_json=options.json)
+    """Check the settings, the market and the database, and exit without changes.
 
-
-@command("settings", example="trader settings --demo", arguments=_check_arguments)
-def settings(options: argparse.Namespace) -> int:
-    """Show every setting in force with its source: the environment, the file, or a default. Secrets are not shown.
-
-    Fails with 2 and lists all errors if the service could not start with these settings.
+    --settings lists the settings in force, even wrong ones, from the environment, the file or a default; then fails
+    with 2 if the service could not start with them.
     """
-    shown = list(_shown_settings(os.environ, options.env_file, demo=options.demo is not None))
-    rows = [(each.name, each.value or "none", each.source) for each in shown]
-    lines = table(("setting", "value", "source"), rows, text_columns=3)
-    code = print_result(Result({"settings": shown}, lines), as_json=options.json)
-    Settings.load(os.environ, options.env_file, demo=options.demo is not None)
+    if not options.settings:
+        return _start(options, is_check=True, as_json=options.json)
+    is_demo = options.demo is not None
+    shown = list(_shown_settings(os.environ, options.env_file, demo=is_demo))
+    code = print_result(Result({"settings": shown}, _lines_of(shown)), as_json=options.json)
+    Settings.load(os.environ, options.env_file, demo=is_demo)
     return code
 
 
-class ShownSetting(NamedTuple):
-    """A setting as shown to operators, without secrets; `value` is None if it has none."""
-
-    name: str
-    value: str | None
-    source: str
+def _lines_of(shown: Sequence[ShownSetting]) -> Iterator[str]:
+    rows = [(each.name, each.value or "none", each.source) for each in shown]
+    head, *lines = table(("setting", "value", "source"), rows, text_columns=3)
+    yield head
+    for each, line in zip(shown, lines, strict=True):
+        yield line
+        yield from textwrap.wrap(each.meaning, 100, initial_indent="    ", subsequent_indent="    ")
+    keys, addresses = ", ".join(KEY_NAMES), ", ".join(BASE_URL_NAMES)
+    yield f"At least one AI provider, except with --demo: {keys};"
+    yield "more keys of one provider as ..._API_KEY1, ..._API_KEY_2 and so on."
+    yield f"Other servers of the same protocol: {addresses}."
 
 
 def _shown_settings(environ: Mapping[str, str], dotenv: Path, *, demo: bool) -> Iterator[ShownSetting]:
     """Yield every setting in force, right or wrong, and the keys and addresses of AI providers."""
     file = read_dotenv(dotenv).values
-    for name, (text, source) in effective_texts(environ, file, demo=demo).items():
+    texts = effective_texts(environ, file, demo=demo)
+    for variable in VARIABLES.values():
+        name, (text, source) = variable.name, texts[variable.name]
         is_secret = name in SECRET_NAMES or "@" in text  # a password may precede an @
-        yield ShownSetting(name, ("(secret)" if is_secret else text) if text else None, source)
+        meaning = f"{variable.meaning} Default: {variable.default_text}."
+        yield ShownSetting(name, ("(secret)" if is_secret else text) if text else None, source, meaning)
     for name in merged_texts(environ, file):
         if name in BASE_URL_NAMES or KEY_NAME.fullmatch(name) or (OTHER_KEY_NAME.fullmatch(name) and name in file):
             yield ShownSetting(name, "(secret)", "environment" if environ.get(name, "").strip() else "file")
-
-
-@command("version", example="trader version", arguments=_json_argument)
-def show_version(options: argparse.Namespace) -> int:
-    """Print the versions of trader and of Python."""
-    value = {"trader": __version__, "python": platform.python_version()}
-    lines = [f"{program_version()} (Python {platform.python_version()})"]
-    return print_result(Result(value, lines), as_json=options.json)
 
 
 def _completion_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +133,7 @@ def completion(options: argparse.Namespace) -> int:
     import shtab  # noqa: PLC0415 - only this command needs it
 
     load("every command")
-    sys.stdout.write(shtab.complete(make_parser("", ""), options.shell) + "\n")
+    sys.stdout.write(shtab.complete(make_parser(), options.shell) + "\n")
     return EXIT_DONE
 
 
@@ -160,26 +161,3 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
     except KeyboardInterrupt:  # before the service handles its signals itself
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
-def program_version() -> str:
-    """Return the name and the version of the program."""
-    return f"trader {__version__}"
-
-
-def settings_help() -> str:
-    """Return the settings as `--help` shows them."""
-    lines = ["settings, from the environment or from .env in the working folder (the environment wins):", ""]
-    for variable in VARIABLES.values():
-        lines += _entry(variable.name, f"{variable.meaning} Default: {variable.default_text}.")
-    providers = (
-        f"At least one AI provider, except with --demo: {', '.join(KEY_NAMES)}; more keys of one provider as "
-        f"..._API_KEY1, ..._API_KEY_2 and so on. Other servers of the same protocol: {', '.join(BASE_URL_NAMES)}."
-    )
-    lines += ["", *textwrap.wrap(providers, width=100, initial_indent="  ", subsequent_indent="  ")]
-    return "\n".join(lines)
-
-
-def _entry(name: str, text: str) -> list[str]:
-    wrapped = textwrap.wrap(text.replace("`", ""), width=72)
-    return [f"  {name:28}  {wrapped[0]}", *(f"{'':32}{line}" for line in wrapped[1:])]

@@ -1,4 +1,4 @@
-"""The commands status and alarms: the state of the service and its database, its health report, and its alarms."""
+"""The command status: the state of the service and its database, its health report, alarms and budgets."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import aiohttp
 import msgspec
 
-from trader.api.schemas.health import AlarmFiring, HealthReport, SchedulersReport
+from trader.api.schemas.health import AlarmFiring, HealthReport
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -25,6 +25,7 @@ from trader.commands.command import (
     service_addresses,
 )
 from trader.commands.database import TargetDatabase, add_target_arguments, run_in_database
+from trader.commands.models import show_budgets
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, SinkUnavailable, StartError, TraderError, Unavailable
 from trader.database.pool import Connection
@@ -46,7 +47,6 @@ ASK_S: Final = 3.0
 
 
 _T = TypeVar("_T")
-_Report = TypeVar("_Report", HealthReport, SchedulersReport)
 
 
 class Health(NamedTuple):
@@ -58,7 +58,17 @@ class Health(NamedTuple):
     hangs: bool = False
 
 
-@command("status", example="trader status", arguments=add_target_arguments)
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--budgets", action="store_true", help="show the models' costs and budgets of today instead")
+    since = "list past notices of alarms instead: since a time (ISO 8601), or 90m, 24h or 7d ago"
+    instead.add_argument("--since", type=_moment_argument, metavar="WHEN", help=since)
+    test = "send a test notice to every sink of NOTIFY_URL instead"
+    instead.add_argument("--test-notice", action="store_true", help=test)
+    add_target_arguments(parser)
+
+
+@command("status", example="trader status --since 24h", arguments=_arguments)
 def status(options: argparse.Namespace) -> int:
     """Show the state of the service and of its database.
 
@@ -66,8 +76,19 @@ def status(options: argparse.Namespace) -> int:
     trading is halted. The command requests the health report at HOST and PORT, then at SERVER_URL; without one, it
     shows the database and the alarms that the leader recorded there. It lists anything that the database does not
     return within two seconds, with the session that holds the lock.
+
+    --budgets shows the budget of every model that has one, its cost today (UTC), and the remaining tokens. Costs that a
+    provider did not report are estimated and marked with "~"; reservations of running invocations are not included.
+    --since lists the notices of the last 90 days, including changes of the leader. --test-notice fails if a sink does
+    not accept the notice or there is none.
     """
-    return print_result(run_to_end(_status(options)), as_json=options.json)
+    if options.test_notice:
+        work = _test_sinks(options)
+    elif options.budgets or options.since is not None:
+        work = run_in_database(show_budgets if options.budgets else _list_past, options)
+    else:
+        work = _status(options)
+    return print_result(run_to_end(work), as_json=options.json)
 
 
 async def _status(options: argparse.Namespace) -> Result:
@@ -138,7 +159,7 @@ async def _find_health(options: argparse.Namespace) -> Health:
     problem: ServiceSilent | None = None
     for url in urls:
         try:
-            return Health(url, await _ask(f"{url}/api/health", HealthReport))
+            return Health(url, await _ask(f"{url}/api/health"))
         except ServiceSilent as error:
             problem = error
     return Health(urls[-1], problem=str(problem), hangs=problem is not None and problem.hangs)
@@ -152,8 +173,8 @@ class ServiceSilent(TraderError):
         self.hangs = hangs
 
 
-async def _ask(url: str, answer: type[_Report]) -> _Report:
-    """Return a report of the service.
+async def _ask(url: str) -> HealthReport:
+    """Return the health report of the service.
 
     :raises ServiceSilent: there was no response
     """
@@ -163,7 +184,7 @@ async def _ask(url: str, answer: type[_Report]) -> _Report:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as http,
             http.get(url, allow_redirects=False) as response,
         ):
-            return msgspec.json.decode(await response.read(), type=answer)
+            return msgspec.json.decode(await response.read(), type=HealthReport)
     except msgspec.DecodeError:
         problem = f"something other than trader answers at {host}"
     except TimeoutError:
@@ -199,8 +220,9 @@ def _alarm_troubles(alarms: Sequence[AlarmFiring], health: Health) -> Iterator[s
     reasons = () if health.report is None else health.report.reasons or ()
     for each in alarms:
         if each.cause not in ("halt", "loss limit") and each.message not in reasons:
-            since = moment(datetime.fromisoformat(each.since))
-            yield f"{each.cause} {each.subject}".rstrip() + f": {each.message} (since {since})"
+            with_it = f"; with it: {', '.join(each.consequences)}" if each.consequences else ""
+            since = moment(datetime.fromisoformat(each.since)) + (", not sent" if each.state == "pending" else "")
+            yield f"{each.cause} {each.subject}".rstrip() + f": {each.message}{with_it} (since {since})"
 
 
 def _halt_troubles(halts: Sequence[Halt] | None, health: Health) -> Iterator[str]:
@@ -234,13 +256,6 @@ def _describe(facts: ServiceFacts | None) -> Iterator[str]:
         yield f"commands    {facts.open_commands} not finished"
 
 
-def _alarms_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=["list", "test"], default="list", help="default: list")
-    since = "list the notices of the past instead, from the database: since a time (ISO 8601), or 90m, 24h or 7d ago"
-    parser.add_argument("--since", type=_moment_argument, metavar="WHEN", help=since)
-    add_target_arguments(parser)
-
-
 def _moment_argument(text: str) -> datetime:
     if (match := re.fullmatch(r"(\d{1,6})([mhd])", text)) is not None:
         unit = {"m": "minutes", "h": "hours", "d": "days"}[match[2]]
@@ -252,21 +267,6 @@ def _moment_argument(text: str) -> datetime:
             f"{text!r} is neither a time such as 2026-11-25T18:00Z nor 90m, 24h or 7d"
         ) from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-
-
-@command("alarms", example="trader alarms test", arguments=_alarms_arguments)
-def alarms(options: argparse.Namespace) -> int:
-    """List the present alarms, or send a test notice to every sink of NOTIFY_URL.
-
-    The list comes from the service at HOST and PORT, or else at SERVER_URL, and needs no database. A pending alarm has
-    just begun, or is a consequence of another one; it was not sent to the sinks. Fails if an alarm is present or no
-    service responds; `test` fails if a sink does not accept the notice or there is none. `--since` lists the reports of
-    the last 90 days, including changes of the leader.
-    """
-    if options.since is not None:
-        return print_result(run_to_end(run_in_database(_list_past, options)), as_json=options.json)
-    work = _test_sinks(options) if options.action == "test" else _list_alarms(options)
-    return print_result(run_to_end(work), as_json=options.json)
 
 
 async def _list_past(options: argparse.Namespace, target: TargetDatabase) -> Result:
@@ -282,32 +282,12 @@ async def _list_past(options: argparse.Namespace, target: TargetDatabase) -> Res
     return Result({"notices": past}, lines or [f"nothing was reported since {moment(options.since)}"])
 
 
-async def _list_alarms(options: argparse.Namespace) -> Result:
-    problems = []
-    for url in service_addresses(options):
-        try:
-            report = await _ask(f"{url}/api/health/schedulers", SchedulersReport)
-        except ServiceSilent as error:
-            problems.append(str(error))
-            continue
-        present = report.alarms or []
-        lines = [
-            f"{moment(datetime.fromisoformat(each.since))}  {each.state:7}  {each.cause} {each.subject}".rstrip()
-            + f": {each.message}"
-            + (f"; with it: {', '.join(each.consequences)}" if each.consequences else "")
-            for each in present
-        ]  # fmt: skip
-        code = EXIT_FAILED if present else EXIT_DONE
-        return Result({"url": url, "alarms": present}, lines or ["no alarm is present"], code)
-    raise ServiceSilent("; ".join(problems))
-
-
 async def _test_sinks(options: argparse.Namespace) -> Result:
     addresses, port = read_some(os.environ, options.env_file, "notify_urls", "port")
     if not addresses:
         return Result({"sinks": []}, ["NOTIFY_URL is not set: alarms are not sent anywhere"], EXIT_FAILED)
     now = SystemClock().now()
-    text = "a test, sent by `trader alarms test`"
+    text = "a test, sent by `trader status --test-notice`"
     notice = Notice(state="event", cause=AlarmCause("test"), text=text, at=now, since=now)
     outcomes = {}
     for sink in make_sinks(addresses, f"trader {socket.gethostname()}:{port}"):

@@ -24,6 +24,7 @@ from trader.database.leadership import (
 )
 from trader.database.pool import Database
 from trader.database.relay import RelayReader, RelayWriter
+from trader.database.schema import used_tables
 from trader.exchange.accounts import Accounts
 from trader.exchange.halts import Halts
 from trader.exchange.sql.accounts import select_lived_until, update_lived_until
@@ -246,9 +247,9 @@ class Leadership:
             beats += 1
             try:
                 await self._beat()
-                await self._database.probe_locks()
+                await self._database.probe_locks(used_tables())
                 if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
-                    await self._database.probe_write()
+                    await self._database.probe_write(used_tables())
             except Unavailable as error:
                 log.warning("the heartbeat for the standbys was not written: %s", error)
             await asyncio.sleep(HEARTBEAT_S if self._database.write_trouble is None else _RECOVERY_S)

@@ -49,11 +49,11 @@ class SettingsError(TraderError):
 
 
 class ArgumentsError(TraderError):
-    """The arguments of a command are wrong. `usage` shows the valid ones."""
+    """The arguments of a command are wrong. `help_text` is the help of the command, if there is one."""
 
-    def __init__(self, message: str, usage: str) -> None:
+    def __init__(self, message: str, help_text: str = "") -> None:
         super().__init__(message)
-        self.usage = usage
+        self.help_text = help_text
 
 
 class StartError(TraderError):

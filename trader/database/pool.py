@@ -8,7 +8,7 @@ change its session's state (SET, LISTEN, session advisory locks); inside a trans
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -114,15 +114,6 @@ SELECT_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 SELECT_REPLICATION_ROLE = "SELECT current_setting('session_replication_role')"
 SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 
-# Any lock that would block trading, stopping or recording also blocks the probe. The probe itself blocks none of them.
-LOCK_USED_TABLES = """
-LOCK TABLE variants, service_state, market_seed, last_marks, relay, models, entrants, accounts, runs, invocations,
-           chain_links, chain_marks, anchors, season_records, open_views, invocation_payloads, invocation_steps,
-           tool_calls, notes, invocation_counts, orders, order_requests, limit_orders, fills, funding_payments,
-           insurance_payments, venue_accounts, venue_orders, venue_trades, portfolio_snapshots, portfolio_hourly,
-           candles, variant_hourly, baselines, strategy_states, halts, commands, credentials, webhooks,
-           equity_marks, fill_drift, alarm_history, maintenance IN ROW EXCLUSIVE MODE
-"""
 PROBE_LOCK_S = 3.0
 """How long the probe waits for a lock, if the session's statements do not give up earlier."""
 
@@ -352,7 +343,7 @@ class Database:
         async with self.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             yield conn
 
-    async def probe_write(self) -> None:
+    async def probe_write(self, tables: Collection[str]) -> None:
         """Write a megabyte and discard it, with the locks of `probe_locks`. Success clears `write_trouble`.
 
         A small write proves nothing: it may fit into an existing page even if the disk is full.
@@ -360,22 +351,24 @@ class Database:
         :raises DatabaseUnavailable: the database is not writable
         """
         async with self.transaction() as conn:
-            await self._lock_used_tables(conn)
+            await self._lock(conn, tables)
             await conn.execute(CREATE_WRITE_PROBE)
         self.write_trouble = self.failing_since = None
 
-    async def probe_locks(self) -> None:
-        """Lock every table that trading, stopping and recording need, as a write does, and release them.
+    async def probe_locks(self, tables: Collection[str]) -> None:
+        """Lock tables as a write does, and release them.
+
+        A lock that would block a write blocks the probe, too; the probe blocks no write.
 
         :raises DatabaseUnavailable: another transaction holds one of them, or the database cannot answer
         """
         async with self.transaction() as conn:
-            await self._lock_used_tables(conn)
+            await self._lock(conn, tables)
 
     @staticmethod
-    async def _lock_used_tables(conn: Connection) -> None:
+    async def _lock(conn: Connection, tables: Collection[str]) -> None:
         await conn.fetchval(SELECT_PROBE_TIMEOUT, PROBE_LOCK_S)
-        await conn.execute(LOCK_USED_TABLES)
+        await conn.execute(f"LOCK TABLE {', '.join(tables)} IN ROW EXCLUSIVE MODE")
 
     async def is_replica(self) -> bool:
         """Return whether this is a streaming replica, which is not writable until it is promoted."""

@@ -6,9 +6,11 @@ functions and triggers come only from schema.sql. A step must tolerate that its 
 """
 
 import logging
+import re
 import sysconfig
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +63,13 @@ def schema_text(version: int) -> str:
     """Return the statements that create the tables of this version or of an earlier one in an empty database."""
     path = schema_path() if version == schema_version() else EARLIER_SCHEMAS / f"schema_{version}.sql"
     return path.read_text(encoding="utf-8")
+
+
+@cache
+def used_tables() -> Sequence[str]:
+    """Return the tables that a running service writes: all of this version except the one that only a start reads."""
+    tables = re.findall(r"^CREATE TABLE IF NOT EXISTS (\w+)", schema_text(schema_version()), re.MULTILINE)
+    return [table for table in tables if table != "schema_version"]
 
 
 async def apply_schema(database: Database, *, backup: str | None = None) -> None:

@@ -129,7 +129,7 @@ class Outlet:
 
 
 class HistorySink:
-    """Records notices in the database, for `trader alarms --since`."""
+    """Records notices in the database, for `trader status --since`."""
 
     name = "history"
 

@@ -191,7 +191,7 @@ def _may_mean(name: str, known: str) -> bool:
 
 
 def _hint(close: Sequence[str]) -> str:
-    return f"did you mean {close[0]}?" if close else "--help lists them"
+    return f"did you mean {close[0]}?" if close else "`trader check --settings` lists them"
 
 
 def _is_loss_limit(name: str) -> bool:

@@ -63,7 +63,11 @@ async def test_tokens_are_rotated_and_revoked_while_the_service_runs(
 async def test_an_agent_and_a_token_may_have_one_name(desk: Desk, command: Command) -> None:
     key = (await command("agents", "add", "scout", "--variant", "Apex"))["key"]
     await command("tokens", "add", "scout", "--scopes", "read")
-    await command("tokens", "revoke", "scout")
+    for verb in ("rotate", "revoke"):
+        assert "An agent and an operator have the name 'scout': choose one with --of." in await command(
+            "keys", verb, "scout", code=1
+        )
+    assert (await command("keys", "revoke", "scout", "--of", "operator"))["name"] == "scout"
     assert (await desk.call("agent.whoami", key))["agentId"] == "scout"
     (agent,) = (await command("agents", "list"))["agents"]
     assert agent["revokedAt"] is None

@@ -1,4 +1,4 @@
-"""The commands trades, export and board: completed trades, tables and the leaderboard, read from the database."""
+"""The commands show trades, show board and export: completed trades, the leaderboard and tables of the database."""
 
 import argparse
 from datetime import UTC, datetime, timedelta
@@ -11,10 +11,9 @@ from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
-from trader.commands.command import Result, moment, money, price, table
+from trader.commands.command import Result, listing, moment
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
-from trader.core.money import format_decimal
 from trader.database.pool import Page
 from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_lived_until
 from trader.exchange.sql.trades import select_account_trades, select_trades
@@ -41,7 +40,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
+@database_command(
+    "show trades", example="trader show trades --account apex-rules --limit 5", arguments=_trades_arguments
+)
 async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List completed trades, newest first."""
     page = Page(_ALL if options.limit is None else options.limit)
@@ -50,25 +51,13 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
             listed = await select_trades(conn, page)
         else:
             listed = await select_account_trades(conn, [await known_account(conn, options.account)], page)
-    heads = ("closed", "account", "market", "side", "why", "by hand", "quantity", "entry", "exit", "net", "held")
     shown = [TradeView.of(trade) for trade in listed]
-    rows = [
-        (
-            moment(trade.closed_at),
-            trade.account_id,
-            trade.symbol,
-            trade.side,
-            trade.close_reason,
-            "manual" if view.manual is True else "",
-            format_decimal(trade.quantity),
-            price(trade.entry_price),
-            price(trade.exit_price),
-            f"{trade.net_pnl:+,.2f}",
-            view.holding_time,
-        )
-        for trade, view in zip(listed, shown, strict=True)
-    ]
-    return Result({"trades": shown}, table(heads, rows, text_columns=6))
+    columns = {
+        "closed": "closedAt", "account": "modelId", "market": "symbol", "side": "side", "why": "closeReason",
+        "by hand": "manual", "quantity": "quantity", "entry": "entryPrice", "exit": "exitPrice", "net": "netPnl",
+        "held": "holdingTime",
+    }  # fmt: skip
+    return Result({"trades": shown}, listing(shown, columns, text_columns=6))
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +69,9 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("export", example="trader export season --tables parquet", arguments=_export_arguments)
 async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Write trades, fills, equity by minute and decisions into a new folder, as a backtest does.
+    """Write trades, fills, equity by minute and decisions into a new folder.
 
-    `trader.results.load(FOLDER)` reads them as typed columns and DataFrames.
+    The tables are those of a backtest; `trader.results.load(FOLDER)` reads them as typed columns and DataFrames.
     """
     check_format(options.tables)
     since = datetime(1970, 1, 1, tzinfo=UTC)
@@ -115,7 +104,7 @@ def _variant_or_all(text: str) -> str:
     return "all" if text.lower() == "all" else variant_argument(text).value
 
 
-@database_command("board", example="trader board --window 24h", arguments=_board_arguments)
+@database_command("show board", example="trader show board --window 24h", arguments=_board_arguments)
 async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Rank the models by their results within a window, at the last recorded prices."""
     runs = await CurrentRuns(target.database).refresh()
@@ -140,25 +129,12 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
             entrants = await with_costs(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
-    heads = (
-        "rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades", "under 1 min",
-    )  # fmt: skip
+    columns = {
+        "rank": "rank", "model": "modelId", "variant": "variant", "return %": "pnlPercent", "95 % from": "ci95.low",
+        "to": "ci95.high", "pnl": "pnlAbsolute", "drawdown %": "maxDrawdown", "value": "endValue",
+        "trades": "tradesCount", "under 1 min": "details.withinMinute",
+    }  # fmt: skip
     listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
-    rows = [
-        (
-            "-" if row.rank is None else str(row.rank),
-            row.model_id,
-            row.variant,
-            "unknown" if row.pnl_percent is None else f"{row.pnl_percent:+.2f}",
-            "not yet" if row.ci95 is None else f"{row.ci95.low:+.2f} to {row.ci95.high:+.2f}",
-            f"{row.pnl_absolute:+,.2f}",
-            f"{row.max_drawdown:.2f}",
-            money(row.end_value),
-            str(row.trades_count),
-            str(entry.within_minute),
-        )
-        for row, entry in zip(listed, entries, strict=True)
-    ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
-    return Result(result, [*lines, *table(heads, rows, text_columns=3)])
+    return Result(result, [*lines, *listing(listed, columns, text_columns=3)])
