@@ -4,11 +4,9 @@ import asyncio
 import gc
 import logging
 import signal
-import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +14,6 @@ from aiohttp import web
 
 from trader.api import connections, edge, health, metrics, openapi, record, rpc, streams
 from trader.api.context import (
-    ACCESS,
     ACCOUNTS,
     ALARMS,
     CONTEXT,
@@ -29,8 +26,6 @@ from trader.api.context import (
     STARTED_AT,
 )
 from trader.api.dashboard import page
-from trader.api.mcp import McpServer
-from trader.api.rpc import DISPATCHER
 from trader.api.streams import BROADCASTERS
 from trader.backtest.history import write_demo_history
 from trader.composition.external import check_external, open_external
@@ -47,9 +42,6 @@ from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end
 from trader.settings.settings import Settings
 
 log = logging.getLogger("trader")
-
-_REQUESTS_END_S: Final = 1.0
-"""How long requests may take to end at shutdown; the framework waits twice as long. Streams are closed before."""
 
 _READY_S: Final = 30.0
 """How long the start waits for the statistics before the service listens."""
@@ -98,7 +90,8 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         if ready.done():
             ready.result()
         freeze_startup_objects()
-        port = await _listen(service, settings, sockets, stack)
+        app = build_app(settings, service)
+        port = await stack.enter_async_context(connections.serving(app, settings, sockets))
         mode = f"{settings.trading_mode}, market {external.source.name}"
         log.info("listening on http://%s:%d (%s)", settings.host, port, mode)
         supervisor.notify(READY)
@@ -202,8 +195,14 @@ async def _read_statistics(service: Service) -> None:
 
 
 def build_app(settings: Settings, service: Service) -> web.Application:
-    """Return the HTTP application, with the parts that its handlers use, its routes, and its middleware."""
-    app = web.Application()
+    """Return the HTTP application, with its routes, its middleware, and the parts that its handlers use."""
+    access = Access(service.database, settings.api_token, settings.read_token)
+    service.alarms.sources.append(access.alarms)
+    routes = [
+        *page.routes(service.context), *openapi.routes(settings), *streams.routes(), *health.routes(),
+        *record.routes(), *(metrics.routes() if settings.metrics == "on" else ()),
+    ]  # fmt: skip
+    app = edge.make_app(settings, access, rpc.make_dispatcher(service.context), routes)
     app[CONTEXT] = service.context
     app[DATABASE] = service.database
     app[ACCOUNTS] = service.trading.accounts
@@ -215,36 +214,9 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app[ALARMS] = service.alarms
     app[STARTED_AT] = service.started_at
     app[BROADCASTERS] = service.broadcasters
-    app[ACCESS] = access = Access(service.database, settings.api_token, settings.read_token)
-    service.alarms.sources.append(access.alarms)
-    app[DISPATCHER] = rpc.make_dispatcher(service.context)
-    app.add_routes(page.routes(service.context))
-    app.add_routes(app[DISPATCHER].routes())
-    app.add_routes(McpServer(app[DISPATCHER], settings.http_body_timeout_s).routes())
-    app.add_routes(openapi.routes(settings))
-    app.add_routes(streams.routes())
-    app.add_routes(health.routes())
-    app.add_routes(record.routes())
-    app.cleanup_ctx.extend([streams.run, health.watch])
-    if settings.metrics == "on":
-        app.add_routes(metrics.routes())
-        app.cleanup_ctx.append(metrics.measure)
+    app.cleanup_ctx.extend([streams.run, health.watch, *([metrics.measure] if settings.metrics == "on" else ())])
     app.on_shutdown.append(streams.end)
-    edge.setup(app, settings)
     return app
-
-
-async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:
-    """Serve HTTP. Return the port (PORT 0 takes any free one)."""
-    limits = connections.ConnectionLimits.of(settings)
-    limits = replace(limits, connections_max=connections.raise_file_limit(limits.connections_max))
-    server = connections.HttpServer(build_app(settings, service), limits, shutdown_timeout_s=_REQUESTS_END_S)
-    stack.push_async_callback(server.stop)
-    try:
-        await server.start(sockets)
-    except OSError as error:  # another process took the port at the same moment
-        raise connections.cannot_listen(settings.host, settings.port, error) from error
-    return int(sockets[0].getsockname()[1])
 
 
 async def _fail_with(server: EmbeddedPostgres) -> None:

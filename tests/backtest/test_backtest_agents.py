@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,8 +28,9 @@ from trader.__main__ import main
 from trader.agents.domain.models import EXTERNAL
 from trader.agents.domain.tools import Hold
 from trader.agents.providers.webhook import signature
+from trader.agents.record import InvocationRecord
 from trader.backtest import agents
-from trader.backtest.agents import CallingAgent, ServedView
+from trader.backtest.agents import BacktestDesk, CallingAgent, RunReader, serving_agents
 from trader.core.errors import ProviderError, SeasonOver, Unavailable, ViewExpired, ViewUnknown
 from trader.settings.settings import Settings
 
@@ -488,34 +490,43 @@ def test_wrong_agents_are_refused(
 async def test_a_late_or_silent_agent_gets_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "IDLE_S", 0.01)
     monkeypatch.setattr(agents, "NEXT_VIEW_S", 0.01)
-    model = msgspec.structs.replace(make_model("scout"), provider=EXTERNAL)
-    agent = CallingAgent(model, Settings.load({}, None, demo=True))
+    model, settings = (
+        msgspec.structs.replace(make_model("scout"), provider=EXTERNAL),
+        Settings.load({}, None, demo=True),
+    )
+    agent = CallingAgent(model, settings)
+    desk = BacktestDesk([agent], settings)
     agent.deadline_s = 0
-
-    class Shown:
-        number = 1
-        messages: tuple[Any, ...] = ()
-
-    shown = ServedView("one", START, START, [])
-    monkeypatch.setattr(ServedView, "of", lambda *_: shown)
-    turn: Any = Shown()
+    record = InvocationRecord(model, START)
+    agent.record = record
+    turn: Any = SimpleNamespace(number=1, messages=[], view=SimpleNamespace(at=START))
     with pytest.raises(Unavailable, match="not due yet"):
-        await agent.view()
+        await desk.view(model, None)
     with pytest.raises(ProviderError, match="has not asked for its view"):
         await agent.answer(turn)
-    assert await agent.view() is shown
+    opened = await desk.view(model, None)
+    assert (opened.id, opened.opened_at) == (str(record.id), START)
     answer = await agent.answer(turn)
     assert (answer.calls, answer.is_refusal, answer.text) == (
         (),
         True,
         "the agent did not decide before the deadline of its view",
     )
-    for view_id, error in (("one", ViewExpired), ("two", ViewUnknown)):
+    for view_id, error in ((opened.id, ViewExpired), ("two", ViewUnknown)):
         with pytest.raises(error):
-            await agent.decide(view_id, Hold(reason="late"))
+            await desk.decide(model, view_id, Hold(reason="late"))
     monkeypatch.setattr(agents, "NEXT_VIEW_S", 10)
-    waiting = asyncio.create_task(agent.view())
+    waiting = asyncio.create_task(desk.view(model, None))
     await asyncio.sleep(0)
     await agent.close()
     with pytest.raises(SeasonOver):
         await waiting
+
+
+async def test_agents_are_served_within_the_limits_of_a_service() -> None:
+    settings = Settings.load({"HTTP_HEAD_TIMEOUT_S": "1"}, None, demo=True)
+    async with serving_agents(RunReader([]), [], settings, 0) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"POST /mcp HTTP/1.1\r\nHost:")  # and never the rest of the head
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()

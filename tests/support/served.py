@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final
 
 from aiohttp import ClientSession, web
@@ -11,9 +13,7 @@ from yarl import URL
 
 from trader.api import edge, health, rpc, streams
 from trader.api.connections import ConnectionLimits, HttpServer, bind
-from trader.api.context import ACCESS
 from trader.api.registry import Registry
-from trader.api.rpc import DISPATCHER
 from trader.api.streams import BROADCASTERS, Broadcasters, Timing
 from trader.database.pool import Database
 from trader.operations.access import Access
@@ -33,16 +33,11 @@ def make_app(
     settings: Settings | None = None,
 ) -> web.Application:
     """An application with these routes and, given a context, the procedures of a registry."""
-    app = web.Application()
     settings = settings or Settings.load({"PORT": "0"}, None, demo=True)  # its own origin is its address
-    app[ACCESS] = Access(database, settings.api_token)  # without keys it is not read
-    if context is not None:
-        app[DISPATCHER] = rpc.make_dispatcher(context, registry)
-        app.add_routes(app[DISPATCHER].routes())
-    for each in routes:
-        app.add_routes(each)
-    edge.setup(app, settings)
-    return app
+    if context is None:
+        context, registry = SimpleNamespace(settings=settings), Registry()
+    access = Access(database, settings.api_token)  # without keys it is not read
+    return edge.make_app(settings, access, rpc.make_dispatcher(context, registry), chain(*routes))
 
 
 async def call(client: AppClient, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:

@@ -3,24 +3,21 @@
 Each is an invocation like any other. The database keeps open decisions, so their deadlines survive a restart.
 """
 
-import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from uuid import UUID, uuid4
 
 from trader.agents.calls import CallExecutor, EndedBy
-from trader.agents.desk import AccountState
-from trader.agents.domain.conversation import ChatMessage
+from trader.agents.desk import AccountState, AgentDesk, OpenDecision, other_contents, view_expired
 from trader.agents.domain.guard import order_of
 from trader.agents.domain.invocations import ToolCall
-from trader.agents.domain.messages import account_json, decision_json, order_outcome
+from trader.agents.domain.messages import order_outcome
 from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.domain.tools import (
-    CALLS_MAX,
     Change,
     Decision,
     FetchIndicators,
@@ -43,12 +40,10 @@ from trader.agents.sql.models import update_model_declared
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import cut_to_ms, floor_time
 from trader.core.errors import (
-    Conflict,
     MarketUnavailable,
     TooManyRequests,
     Unavailable,
     ViewDecided,
-    ViewExpired,
     ViewUnknown,
 )
 from trader.exchange.domain.halts import OperatorCommand, Verb
@@ -61,28 +56,14 @@ from trader.market.domain.markets import canonical_symbol, traded_symbol
 _log = logging.getLogger("trader.agents")
 
 
-class ExternalDecision:
-    """An open decision: its record, and the executor of its calls."""
+class ExternalDecision(OpenDecision):
+    """An open decision with the executor of its calls. Its rows keep it beyond the process."""
+
+    record: ExternalRecorder
 
     def __init__(self, record: ExternalRecorder, calls: CallExecutor) -> None:
-        self.record = record
+        super().__init__(record, record.messages, record.deadline)
         self.calls = calls
-
-    @property
-    def id(self) -> str:
-        return str(self.record.id)
-
-    @property
-    def opened_at(self) -> datetime:
-        return self.record.invocation.started_at
-
-    @property
-    def deadline(self) -> datetime:
-        return self.record.deadline
-
-    @property
-    def messages(self) -> list[ChatMessage]:
-        return self.record.messages
 
     @property
     def has_decided(self) -> bool:
@@ -100,30 +81,21 @@ class ExternalDecision:
         self.calls.record_step(EXTERNAL, answer_of(request, decision, self.record.model.router_model_name))
         return await self.calls.execute(number, request, decision)
 
-    def earlier(self, client_order_id: str) -> ToolCall | None:
-        """Return the recorded call with this client order id. Ignore failed calls, which left no trace in the books."""
-        for call in self.record.calls:
-            ids = [decision.get("clientOrderId") for decision in call.metadata["decisions"]]
-            if client_order_id in ids and call.status != "failed":
-                return call
-        return None
 
-
-class ExternalAgents:
-    """The `AgentDesk` of a service: owns the open decisions, at most one per agent. Only the leader has any."""
+class ExternalAgents(AgentDesk[ExternalDecision]):
+    """The desk of a service: owns the open decisions. Only the leader has any."""
 
     def __init__(self, services: AgentServices, observer: Observer, recorders: RecorderServices) -> None:
+        super().__init__(services.settings)
         self._database = services.database
         self._exchange = services.exchange
         self._clock = services.clock
         self._events = services.events
-        self._settings = services.settings
         self._models = services.models
         self._require_season = services.require_season
         self._observer = observer
         self._recorders = recorders
         self._open: dict[str, ExternalDecision] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._opened: dict[str, tuple[datetime, int]] = {}  # the last minute with decisions, and their number
         self._cycles: dict[str, datetime] = {}  # the last cycle that was due
         self._unsaved: list[ExternalRecorder] = []
@@ -197,30 +169,15 @@ class ExternalAgents:
     async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
         return await self._exchange.cancel_order(model.id, order_id)
 
-    def deadline_s(self, model: Model) -> int:
-        return limits_of(model, self._settings.attempt_timeout_s).decision_age_max_s
+    @asynccontextmanager
+    async def _turn(self, model: Model) -> AsyncIterator[None]:
+        """Wait until no other call of the agent is in progress, and keep the clock from advancing meanwhile.
 
-    async def view(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
+        :raises Unavailable: another process leads
+        """
         self._require_lead()
         async with self._locks[model.id], self._clock.busy():
-            decision = self._open.get(model.id)
-            if decision is not None:
-                if self._clock.now() <= decision.deadline:
-                    await decision.record.require_term()  # another leader may have executed an order on it
-                    return decision
-                await self._expire(decision)
-            return await self._begin(model, decisions_per_minute)
-
-    async def decide(self, model: Model, view_id: str, decision: Decision) -> dict[str, Any]:
-        self._require_lead()
-        async with self._locks[model.id], self._clock.busy():
-            if isinstance(decision, PlaceOrder) and (earlier := await self._answered_before(model, decision)):
-                return earlier
-            opened = await self._current(model, view_id)
-            if isinstance(decision, PlaceOrder) and not decision.reduce_only:
-                await self._require_season(model)
-            await opened.record.settle_pending()
-            return await self._execute(opened, decision)
+            yield
 
     async def end(self, model: Model, view_id: str, failure: str | None = None) -> None:
         """End the decision on this view, if it is open. `failure` says why there was no answer."""
@@ -261,12 +218,21 @@ class ExternalAgents:
 
     async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
         traded_symbol(decision.symbol, self._exchange.markets)
-        async with self._locks[model.id]:
-            opened = self._open.get(model.id)
-            if opened is not None and self._clock.now() <= opened.deadline:
-                return await self._execute(opened, decision)
+        return await super().read(model, decision)
+
+    async def _look(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
         status, result = await execute(decision, self._environment_of(self._record_of(model, self._clock.now())))
         return {"result": status, **result}
+
+    def _current(self, model: Model) -> ExternalDecision | None:
+        return self._open.get(model.id)
+
+    def _is_late(self, opened: ExternalDecision) -> bool:
+        return self._clock.now() > opened.deadline
+
+    async def _reshown(self, opened: ExternalDecision) -> ExternalDecision:
+        await opened.record.require_term()  # another leader may have executed an order on it
+        return opened
 
     async def _begin(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
         now = cut_to_ms(self._clock.now())
@@ -306,54 +272,40 @@ class ExternalAgents:
         limits = limits_of(record.model, self._settings.attempt_timeout_s)
         return ServiceEnvironment(record, self._exchange, self._observer, self._clock, limits)
 
-    async def _answered_before(self, model: Model, decision: PlaceOrder) -> dict[str, Any] | None:
-        """Return the first answer to the order, from the open decision or the books; None if there is none.
-
-        :raises Conflict: the client order id was used for another order
-        """
-        if decision.client_order_id is None:
-            return None
+    async def _earlier(self, model: Model, order: PlaceOrder) -> ToolCall | None:
         opened = self._open.get(model.id)
-        if opened is not None:
-            await opened.record.settle_pending()
-            if (call := opened.earlier(decision.client_order_id)) is not None:
-                if call.metadata["decisions"] != [decision_json(decision)]:
-                    raise _other_contents(decision)
-                return {"result": call.status, **call.metadata["results"][0], **self._account(model)}
-        answer = await first_answer(self._database, model.id, decision.client_order_id)
+        if opened is None or order.client_order_id is None:
+            return None
+        await opened.record.settle_pending()
+        return opened.earlier(order.client_order_id)
+
+    async def _booked(self, model: Model, order: PlaceOrder) -> dict[str, Any] | None:
+        assert order.client_order_id is not None, "the order was looked for by it"
+        answer = await first_answer(self._database, model.id, order.client_order_id)
         if answer is None:
             return None
-        order = order_of(decision, canonical_symbol(decision.symbol)).order(model.id, UUID(int=0), 0)
-        if answer.contents_digest != order.contents_digest():
-            raise _other_contents(decision)
-        status, result = order_outcome([answer])
-        return {"result": status, **result, **self._account(model)}
+        wanted = order_of(order, canonical_symbol(order.symbol)).order(model.id, UUID(int=0), 0)
+        if answer.contents_digest != wanted.contents_digest():
+            raise other_contents(order)
+        return self._repeated(model, *order_outcome([answer]))
 
-    def _account(self, model: Model) -> dict[str, Any]:
-        return {"account": account_json(self._exchange.account(model.id), self._exchange.marks())}
-
-    async def _current(self, model: Model, view_id: str) -> ExternalDecision:
-        decision = self._open.get(model.id)
-        if decision is not None and decision.id == view_id:
-            if self._clock.now() > decision.deadline:
-                await self._expire(decision)
-                raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
-            if decision.record.call_count < CALLS_MAX:
-                return decision
-            raise ViewDecided(f"a decision has at most {CALLS_MAX} calls; hold, and get a new view")
+    async def _refuse_view(self, model: Model, view_id: str | None) -> NoReturn:
         await self._save_ended()
         try:
             async with self._database.connection() as conn:
-                invocation = await select_invocation(conn, UUID(view_id))
+                invocation = await select_invocation(conn, UUID(view_id or ""))
         except ValueError:
             invocation = None
         if invocation is None or invocation.model_id != model.id:
-            raise ViewUnknown(f"{model.id} has no view {view_id[:40]!r}")
+            raise ViewUnknown(f"{model.id} has no view {(view_id or '')[:40]!r}")
         if invocation.status == "completed":
             raise ViewDecided(f"the decision of the view {view_id} has ended; get a new one")
-        raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
+        raise view_expired(view_id)
 
     async def _execute(self, opened: ExternalDecision, decision: Decision) -> dict[str, Any]:
+        if isinstance(decision, PlaceOrder) and not decision.reduce_only:
+            await self._require_season(opened.record.model)
+        await opened.record.settle_pending()
         result = await opened.execute(decision)
         if isinstance(decision, Holding):
             await self._end(opened, "holding")
@@ -361,10 +313,10 @@ class ExternalAgents:
             await opened.record.save()
         return result
 
-    async def _expire(self, decision: ExternalDecision) -> None:
+    async def _expire(self, opened: ExternalDecision) -> None:
         """End a decision whose deadline has passed; silence counts as a missed decision."""
-        await decision.record.settle_pending()
-        await self._end(decision, "deadline" if decision.has_decided else None, at=decision.deadline)
+        await opened.record.settle_pending()
+        await self._end(opened, "deadline" if opened.has_decided else None, at=opened.deadline)
 
     async def _end(
         self, opened: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None, failure: str | None = None
@@ -388,7 +340,3 @@ class ExternalAgents:
     def _require_lead(self) -> None:
         if self._exchange.term is None:
             raise not_trading(self._settings, None)
-
-
-def _other_contents(decision: PlaceOrder) -> Conflict:
-    return Conflict(f"the clientOrderId {decision.client_order_id!r} was used for another order; use a new one")

@@ -10,8 +10,9 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
@@ -30,6 +31,8 @@ SERVER: Final = "trader"
 
 _VERSIONS: Final = f"Server: {SERVER_SOFTWARE}\r\n".encode()
 _NO_VERSIONS: Final = f"Server: {SERVER}\r\n".encode()
+
+OTHER_ADDRESS: Final = "HOST and PORT select another address."
 
 WAITING_MAX: Final = 1024
 """How many connections may wait to be accepted, if the system allows; further callers retry after a second. After a
@@ -274,8 +277,28 @@ def raise_file_limit(connections_max: int) -> int:
     return min(allowed, connections_max)
 
 
-def bind(host: str, port: int) -> Sequence[socket.socket]:
-    """Bind the addresses of `host` for this process, without listening yet.
+@asynccontextmanager
+async def serving(app: web.Application, settings: Settings, sockets: Sequence[socket.socket]) -> AsyncIterator[int]:
+    """Serve an application on bound sockets, within the limits of the settings, and yield the port.
+
+    :raises StartError: another process took the port at the same moment
+    """
+    limits = ConnectionLimits.of(settings)
+    limits = replace(limits, connections_max=raise_file_limit(limits.connections_max))
+    server = HttpServer(app, limits)
+    host, port = sockets[0].getsockname()[:2]
+    try:
+        try:
+            await server.start(sockets)
+        except OSError as error:
+            raise _cannot_listen(host, port, error, OTHER_ADDRESS) from error
+        yield int(port)
+    finally:
+        await server.stop()
+
+
+def bind(host: str, port: int, advice: str = OTHER_ADDRESS) -> Sequence[socket.socket]:
+    """Bind the addresses of `host` for this process, without listening yet. `advice` is the end of an error's text.
 
     :raises StartError: the host has no address on this machine, or its port is taken or not permitted
     """
@@ -294,13 +317,13 @@ def bind(host: str, port: int) -> Sequence[socket.socket]:
     except OSError as error:
         refusal, bound = error, _close(bound)
     if not bound:
-        raise cannot_listen(host, port, refusal)
+        raise _cannot_listen(host, port, refusal, advice)
     return bound
 
 
-def cannot_listen(host: str, port: int, error: OSError | None) -> StartError:
+def _cannot_listen(host: str, port: int, error: OSError | None, advice: str) -> StartError:
     why = "it has no address" if error is None else error.strerror
-    return StartError(f"cannot listen on {host} port {port}: {why}. HOST and PORT select another address.")
+    return StartError(f"cannot listen on {host} port {port}: {why}. {advice}")
 
 
 def _bind_one(family: int, kind: int, protocol: int, address: Any) -> socket.socket:

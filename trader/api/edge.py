@@ -6,6 +6,7 @@ responses, and completes the headers of each response.
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Final
@@ -62,13 +63,19 @@ _TYPE_HEADER: Final = istr("X-Content-Type-Options")
 log = logging.getLogger(__name__)
 
 
-def setup(app: web.Application, settings: Settings) -> None:
-    """Install the middleware, the response hook and CORS. Call this after adding all routes."""
+def make_app(
+    settings: Settings, access: Access, dispatcher: rpc.Dispatcher, routes: Iterable[web.RouteDef] = ()
+) -> web.Application:
+    """Return the application of a service or of a backtest: its procedures, MCP and further routes behind this edge."""
+    app = web.Application()
+    app[ACCESS], app[rpc.DISPATCHER] = access, dispatcher
+    app.add_routes([*dispatcher.routes(), *mcp.McpServer(dispatcher, settings.http_body_timeout_s).routes(), *routes])
     app[REQUESTS], app[WAITING_BODIES] = RequestLog(), WaitingBodies()
     app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
     app.middlewares.append(answer)
     app.on_response_prepare.append(finish_head)
     _allow_origins(app, settings)
+    return app
 
 
 def _allow_origins(app: web.Application, settings: Settings) -> None:

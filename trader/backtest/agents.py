@@ -12,18 +12,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
-from aiohttp import web
 
-from trader.agents.desk import AccountState
-from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn
-from trader.agents.domain.invocations import invocation_id
-from trader.agents.domain.messages import decision_json
+from trader.agents.desk import AccountState, AgentDesk, OpenDecision, chosen_ids
+from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
+from trader.agents.domain.invocations import ToolCall
 from trader.agents.domain.models import EXTERNAL, Declared, Model
 from trader.agents.domain.tools import (
     CancelOrder,
@@ -45,18 +43,15 @@ from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.agents.webhooks import decisions_in
 from trader.api import edge
-from trader.api.context import ACCESS
-from trader.api.mcp import McpServer
+from trader.api.connections import bind, serving
 from trader.api.registry import REGISTRY, load_procedures
-from trader.api.rpc import DISPATCHER, Dispatcher
+from trader.api.rpc import Dispatcher
 from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
 from trader.core.errors import (
-    Conflict,
     Precondition,
     ProviderError,
     SeasonOver,
-    StartError,
     Unavailable,
     ViewDecided,
     ViewExpired,
@@ -98,22 +93,6 @@ class AgentEnvironment(InvocationEnvironment, Protocol):
         ...
 
 
-class ServedView(NamedTuple):
-    """The `OpenedView` of a backtest."""
-
-    id: str
-    opened_at: datetime
-    deadline: datetime
-    messages: list[ChatMessage]
-
-    @classmethod
-    def of(cls, turn: Turn, deadline_s: int) -> "ServedView":
-        """Return the view of a decision's first turn."""
-        at = turn.view.at
-        deadline = at + timedelta(seconds=deadline_s)
-        return cls(str(invocation_id(turn.model, at)), at, deadline, turn.messages[:2])
-
-
 def _answer(model: Model, number: int, decision: Decision, began_s: float) -> ModelAnswer:
     """Return a call as the answer to a step. A cost that is not declared counts as none, as no budget limits it."""
     request = request_of(number, decision)
@@ -152,7 +131,7 @@ def _since_ms(began_s: float) -> int:
 
 
 class _AgentProvider:
-    """An external agent as a provider. `environment` belongs to its latest decision."""
+    """An external agent as a provider. `environment` and `record` belong to its latest decision."""
 
     name = EXTERNAL
     is_remote = True
@@ -161,6 +140,15 @@ class _AgentProvider:
         self.model = model
         self.deadline_s = limits_of(model, settings.attempt_timeout_s).decision_age_max_s
         self.environment: AgentEnvironment | None = None
+        self.record: InvocationRecord
+
+    def begin(self, environment: AgentEnvironment, record: InvocationRecord) -> None:
+        """Begin a decision of its workflow."""
+        self.environment, self.record = environment, record
+
+    def shown_by(self, turn: Turn) -> OpenDecision:
+        """Return the decision of a turn, with the messages that opened it."""
+        return OpenDecision(self.record, turn.messages[:2], turn.view.at + timedelta(seconds=self.deadline_s))
 
     def left_out(self, model: Model) -> Collection[str]:
         return ()
@@ -191,7 +179,7 @@ class CalledAgent(_AgentProvider):
 
         :raises ProviderError: the webhook did not answer, or its answer is invalid
         """
-        began_s, view = time.monotonic(), ServedView.of(turn, self.deadline_s)
+        began_s, view = time.monotonic(), self.shown_by(turn)
         if self._view_id != view.id:
             body = ENCODER.encode(ViewOutput.of(view))
             try:
@@ -223,18 +211,20 @@ class _Call(NamedTuple):
 
 
 class CallingAgent(_AgentProvider):
-    """An agent with a key: it asks for each view, and makes its calls one by one.
+    """An agent with a key, as its workflow sees it: it asks for each view, and makes its calls one by one.
 
     waiting --the first turn--> offered --getView--> open --hold, the deadline or the end of the workflow--> waiting
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
         super().__init__(model, settings)
-        self._view: ServedView | None = None
+        self._offer: OpenDecision | None = None
         self._until_s = 0.0
-        self._ended: dict[str, type[ViewDecided | ViewExpired]] = {}
-        self._first_results: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-        """The order of each client order id, and its result."""
+        self.ended: dict[str, type[ViewDecided | ViewExpired]] = {}
+        """Why the decision of each earlier view is over."""
+
+        self.orders: dict[str, ToolCall] = {}
+        """The calls of earlier decisions by the client order ids that the agent chose."""
 
         self._kept: deque[tuple[ToolRequest, dict[str, Any]]] = deque()
         """The calls of the open decision that the cassette knows, until the agent has repeated them."""
@@ -245,7 +235,6 @@ class CallingAgent(_AgentProvider):
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(1)
         self._executed: _Call | None = None
         self._offered, self._fetched = asyncio.Event(), asyncio.Event()
-        self._calling = asyncio.Lock()
         self._has_called = self._is_over = False
         self._told = asyncio.Event()
         """Whether the agent knows that the backtest has ended."""
@@ -261,7 +250,7 @@ class CallingAgent(_AgentProvider):
             self._executed.result.set_result(msgspec.json.decode(turn.messages[-1]["content"]))
             self._executed = None
         elif not self._fetched.is_set():
-            await self._offer(turn)
+            await self._offer_view(turn)
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._until_s - began_s):
@@ -276,9 +265,9 @@ class CallingAgent(_AgentProvider):
             self._executed = call
         return _answer(self.model, turn.number, call.decision, began_s)
 
-    async def _offer(self, turn: Turn) -> None:
+    async def _offer_view(self, turn: Turn) -> None:
         """Wait until the agent asks for its view, from which its time counts."""
-        self._view, self._kept = ServedView.of(turn, self.deadline_s), deque(_executed(turn))
+        self._offer, self._kept = self.shown_by(turn), deque(_executed(turn))
         self._offered.set()
         try:
             async with asyncio.timeout(IDLE_S):
@@ -289,12 +278,15 @@ class CallingAgent(_AgentProvider):
 
     def end_decision(self, record: InvocationRecord) -> None:
         self.finished.append(FinishedInvocation(record.invocation, self.model, tuple(record.calls)))
+        for call in record.calls:
+            for chosen in filter(None, chosen_ids(call) if call.status != "failed" else ()):
+                self.orders.setdefault(chosen, call)
         self._close(ViewDecided)
 
     def _close(self, why: type[ViewDecided | ViewExpired]) -> None:
-        if self._view is not None:
-            self._ended[self._view.id] = why
-        self._view = None
+        if self._offer is not None:
+            self.ended[self._offer.id] = why
+        self._offer = None
         self._fetched.clear()
         if not self._is_over:
             self._offered.clear()
@@ -315,80 +307,51 @@ class CallingAgent(_AgentProvider):
                 async with asyncio.timeout(FAREWELL_S):
                     await self._told.wait()
 
-    # --- the agent's side ---------------------------------------------------------------------------------------------
+    # --- the desk's side ----------------------------------------------------------------------------------------------
 
-    async def view(self) -> ServedView:
-        """Return the view of the open decision, or wait for the next one.
-
-        :raises Unavailable: it is not due yet
-        :raises SeasonOver: the backtest has ended
-        """
+    async def wait_for_view(self) -> None:
+        """Wait until a decision is due. Raises `Unavailable` after a while."""
         try:
             async with asyncio.timeout(NEXT_VIEW_S):
                 await self._offered.wait()
         except TimeoutError:
             raise Unavailable("the next decision is not due yet; ask again") from None
         self._has_called = True
-        if self._view is None:
+
+    def fetch(self) -> OpenDecision:
+        """Open the decision that is due, from which its time counts.
+
+        :raises SeasonOver: the backtest has ended
+        """
+        if self._offer is None:
             self._told.set()
             raise SeasonOver("the backtest has ended: there are no more views")
         self._fetched.set()
-        return self._view
+        return self._offer
 
-    async def decide(self, view_id: str | None, decision: Decision) -> dict[str, Any]:
-        """Let the workflow execute a call on the view (None: on the open one), and return its result."""
-        async with self._calling:
-            chosen = decision.client_order_id if isinstance(decision, PlaceOrder) else None
-            if chosen in self._first_results:
-                order, result = self._first_results[chosen]
-                if order != decision_json(decision):
-                    raise Conflict(f"the clientOrderId {chosen!r} was used for another order; use a new one")
-                return result
-            view = self._view if self._fetched.is_set() else None
-            if view is None or view_id not in (None, view.id):
-                ended = self._ended.get(view_id or "")
-                if ended is not None:
-                    raise ended(f"the decision of the view {view_id} has ended; get a new one")
-                known = (
-                    "open view, to which this belongs in a backtest" if view_id is None else f"view {view_id[:40]!r}"
-                )
-                raise ViewUnknown(f"{self.model.id} has no {known}; get one with agent.getView")
-            result = self._kept_result(decision) or await self._executed_result(decision)
-            if chosen is not None and result["result"] != "failed":
-                self._first_results[chosen] = decision_json(decision), result
-            return result
+    @property
+    def open(self) -> OpenDecision | None:
+        """The decision whose view the agent has."""
+        return self._offer if self._fetched.is_set() else None
 
-    def _kept_result(self, decision: Decision) -> dict[str, Any] | None:
-        """Return the result of a call that the agent repeats after a run was cut off; None if it makes another one."""
-        if self._kept:
-            request, result = self._kept.popleft()
-            if request == request_of(int(request.id.removeprefix("call_")), decision):
-                return result
-            self._kept.clear()
-        return None
+    def is_kept(self, decision: Decision) -> bool:
+        """Return whether the agent repeats the next call that the cassette knows, after a run was cut off."""
+        if not self._kept:
+            return False
+        request, _ = self._kept[0]
+        return request == request_of(int(request.id.removeprefix("call_")), decision)
 
-    async def _executed_result(self, decision: Decision) -> dict[str, Any]:
+    async def execute(self, decision: Decision) -> dict[str, Any]:
+        """Let the workflow execute a call, and return its result; of a kept call, the first one."""
+        if self.is_kept(decision):
+            return self._kept.popleft()[1]
+        self._kept.clear()
         call = _Call(decision, asyncio.get_running_loop().create_future())
         await self._calls.put(call)
         return await call.result
 
-    async def operate(self, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
-        """Halt the account for the rest of the run, as calls on the open view; `flatten` also closes everything."""
-        command_id = uuid5(NAMESPACE_OID, f"{self._view and self._view.id} {verb}")
-        await self.decide(None, HaltTrading(reason=reason))
-        account = self.opened.account()
-        for order in account.resting if verb is Verb.FLATTEN else opening_orders(account):
-            await self.decide(None, CancelOrder(symbol=order.symbol, order_id=str(order.id)))
-        for symbol in account.positions if verb is Verb.FLATTEN else ():
-            while symbol in self.opened.account().positions:  # a book may fill only a part of it
-                result = await self.decide(None, ClosePosition(symbol=symbol))
-                if result["result"] != "ok":
-                    break
-        asked_by = f"the agent {self.model.id}"
-        return OperatorCommand(id=command_id, verb=verb, account_id=self.model.id, reason=reason, asked_by=asked_by)
-
     @property
-    def opened(self) -> AgentEnvironment:
+    def latest(self) -> AgentEnvironment:
         """The environment of its latest decision.
 
         :raises Unavailable: there was none yet
@@ -398,26 +361,44 @@ class CallingAgent(_AgentProvider):
         return self.environment
 
 
-class BacktestDesk:
-    """The `AgentDesk` of the agents with keys in a backtest."""
+class BacktestDesk(AgentDesk[OpenDecision]):
+    """The desk of the agents with keys in a backtest. What changes something belongs to an open decision."""
 
-    def __init__(self, agents: Sequence[CallingAgent]) -> None:
+    def __init__(self, agents: Sequence[CallingAgent], settings: Settings) -> None:
+        super().__init__(settings)
         self._agents = {agent.model.id: agent for agent in agents}
+
+    async def view(self, model: Model, decisions_per_minute: int | None) -> OpenDecision:
+        await self._agents[model.id].wait_for_view()
+        return await super().view(model, decisions_per_minute)
+
+    async def _begin(self, model: Model, decisions_per_minute: int | None) -> OpenDecision:
+        return self._agents[model.id].fetch()
+
+    def _current(self, model: Model) -> OpenDecision | None:
+        return self._agents[model.id].open
+
+    async def _execute(self, opened: OpenDecision, decision: Decision) -> dict[str, Any]:
+        return await self._agents[opened.record.model.id].execute(decision)
+
+    async def _look(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
+        await self._refuse_view(model, None)
+
+    async def _refuse_view(self, model: Model, view_id: str | None) -> NoReturn:
+        ended = self._agents[model.id].ended.get(view_id or "")
+        if ended is not None:
+            raise ended(f"the decision of the view {view_id} has ended; get a new one")
+        known = "open view, to which this belongs in a backtest" if view_id is None else f"view {view_id[:40]!r}"
+        raise ViewUnknown(f"{model.id} has no {known}; get one with agent.getView")
+
+    async def _earlier(self, model: Model, order: PlaceOrder) -> ToolCall | None:
+        agent, chosen = self._agents[model.id], order.client_order_id or ""
+        if agent.is_kept(order):
+            return None
+        return (agent.open and agent.open.earlier(chosen)) or agent.orders.get(chosen)
 
     async def agent(self, account_id: str) -> Model:
         return self._agents[account_id].model
-
-    def deadline_s(self, model: Model) -> int:
-        return self._agents[model.id].deadline_s
-
-    async def view(self, model: Model, decisions_per_minute: int | None) -> ServedView:
-        return await self._agents[model.id].view()
-
-    async def decide(self, model: Model, view_id: str, decision: Decision) -> dict[str, Any]:
-        return await self._agents[model.id].decide(view_id, decision)
-
-    async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
-        return await self._agents[model.id].decide(None, decision)
 
     async def declare(self, model: Model, name: str, declared: Declared) -> Model:
         """Set the agent's declaration for this run; the cassette and the result have the model as it began."""
@@ -427,21 +408,35 @@ class BacktestDesk:
         return agent.model
 
     def account(self, model: Model) -> AccountState:
-        environment = self._agents[model.id].opened
+        environment = self._agents[model.id].latest
         return AccountState(environment.account(), environment.marks(), environment.markets, is_open=True)
 
     async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
-        agent, wanted = self._agents[model.id], order_id_of(model.id, order_id)
-        for order in agent.opened.account().resting:
+        environment, wanted = self._agents[model.id].latest, order_id_of(model.id, order_id)
+        for order in environment.account().resting:
             if order.id == wanted:
-                await agent.decide(None, CancelOrder(symbol=order.symbol, order_id=order_id))
-        answer = agent.opened.order(wanted)
+                await self.decide(model, None, CancelOrder(symbol=order.symbol, order_id=order_id))
+        answer = environment.order(wanted)
         if answer is None:
             raise no_such_order(model.id, order_id)
         return answer
 
     async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
-        return await self._agents[model.id].operate(verb, reason)
+        """Halt the account for the rest of the run, as calls on the open view; `flatten` also closes everything."""
+        opened = self._current(model)
+        command_id = uuid5(NAMESPACE_OID, f"{opened and opened.id} {verb}")
+        await self.decide(model, None, HaltTrading(reason=reason))
+        environment = self._agents[model.id].latest
+        account = environment.account()
+        for order in account.resting if verb is Verb.FLATTEN else opening_orders(account):
+            await self.decide(model, None, CancelOrder(symbol=order.symbol, order_id=str(order.id)))
+        for symbol in account.positions if verb is Verb.FLATTEN else ():
+            while symbol in environment.account().positions:  # a book may fill only a part of it
+                result = await self.decide(model, None, ClosePosition(symbol=symbol))
+                if result["result"] != "ok":
+                    break
+        asked_by = f"the agent {model.id}"
+        return OperatorCommand(id=command_id, verb=verb, account_id=model.id, reason=reason, asked_by=asked_by)
 
 
 class RunReader:
@@ -483,40 +478,22 @@ class BacktestContext:
     analytics: RunReader
 
 
-def agent_app(reader: RunReader, keys: Sequence[Credential], settings: Settings) -> web.Application:
-    """Return the application that serves the procedures of `agent`, and MCP, to the holders of these keys."""
-    load_procedures()
-    served = REGISTRY.part(name for name in REGISTRY.procedures if name.startswith("agent."))
-    context = BacktestContext(settings, BacktestDesk(reader.agents), reader, reader)
-    app = web.Application()
-    app[ACCESS] = Access(None, None, keys=keys)
-    app[DISPATCHER] = Dispatcher(served, context)
-    app.add_routes(app[DISPATCHER].routes())
-    app.add_routes(McpServer(app[DISPATCHER], settings.http_body_timeout_s).routes())
-    edge.setup(app, settings)
-    return app
-
-
 @asynccontextmanager
 async def serving_agents(
     reader: RunReader, keys: Sequence[Credential], settings: Settings, port: int
 ) -> AsyncIterator[str]:
-    """Serve the agents on this machine, and yield the address. Port 0 takes any free one.
+    """Serve the procedures of `agent`, and MCP, on this machine, and yield the address. Port 0 takes any free one.
 
     :raises StartError: the port is in use
     """
-    runner = web.AppRunner(agent_app(reader, keys, settings), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise StartError(
-            f"Agents cannot be served on port {port}: {error.strerror}; --listen names another."
-        ) from error
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        for agent in reader.agents:
-            await agent.close()
-        await runner.cleanup()
+    load_procedures()
+    served = REGISTRY.part(name for name in REGISTRY.procedures if name.startswith("agent."))
+    context = BacktestContext(settings, BacktestDesk(reader.agents, settings), reader, reader)
+    app = edge.make_app(settings, Access(None, None, keys=keys), Dispatcher(served, context))
+    sockets = bind("127.0.0.1", port, "Agents call there; --listen selects another port.")
+    async with serving(app, settings, sockets) as bound:
+        try:
+            yield f"http://127.0.0.1:{bound}"
+        finally:
+            for agent in reader.agents:
+                await agent.close()

@@ -223,7 +223,8 @@ class AgentSource(AiSource):
         self.agent = agent
 
     def _environment(self, session: AccountSession) -> AccountSession | MaskedSession:
-        self.agent.environment = environment = super()._environment(session)
+        environment = super()._environment(session)
+        self.agent.begin(environment, session.record)
         return environment
 
     def _note(self, record: InvocationRecord, followed: BacktestAccount, began_at: datetime) -> None:

@@ -13,8 +13,6 @@ from support.trading_floor import Floor, open_floor
 
 from trader.__main__ import main
 from trader.api import openapi
-from trader.api.mcp import McpServer
-from trader.api.rpc import make_dispatcher
 from trader.database.pool import Database
 from trader.operations import access
 from trader.portfolio.analytics import Analytics
@@ -48,9 +46,8 @@ async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
     floor_parts = floor.settings, floor.clock, floor.market, floor.exchange
     agents = floor.agents, floor.agents.external
     context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, *agents, analytics)
-    mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
     pages = openapi.routes(floor.settings)
-    return Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))
+    return Desk(floor, await aiohttp_client(make_app(pages, context=context, database=floor.database)))
 
 
 @pytest.fixture

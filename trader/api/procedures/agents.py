@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -86,7 +86,7 @@ class AgentContext(Protocol):
     def settings(self) -> Settings: ...
 
     @property
-    def desk(self) -> AgentDesk: ...
+    def desk(self) -> AgentDesk[Any]: ...
 
     @property
     def invocations(self) -> _Invocations: ...

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from trader.agents.desk import OpenedView
+from trader.agents.desk import OpenDecision
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.models import DeclaredName, Model, PromptDigest
 from trader.agents.domain.tools import (
@@ -58,7 +58,7 @@ class ViewOutput(Wire, kw_only=True):
     view: dict[str, Any]
 
     @classmethod
-    def of(cls, opened: OpenedView) -> "ViewOutput":
+    def of(cls, opened: OpenDecision) -> "ViewOutput":
         system, shown = opened.messages
         return cls(
             view_id=opened.id,
