@@ -17,8 +17,7 @@ from support.candles import write_walk
 from support.reports import report_data
 
 from trader.__main__ import main
-from trader.backtest.ledger import LedgerLines
-from trader.backtest.output import Reserve
+from trader.backtest.output import LedgerLines, Reserve
 from trader.backtest.run import Backtest
 from trader.backtest.trials import data_digests, read_trials
 
@@ -217,7 +216,7 @@ def test_a_full_disk_ends_the_run_names_the_line_and_leaves_complete_files(
 
     monkeypatch.setattr(SmallDisk, "room", SmallDisk.room)
     monkeypatch.setattr(Reserve, "free", give_back)
-    monkeypatch.setattr("trader.backtest.ledger.BUFFER_MAX", 4_000)
+    monkeypatch.setattr("trader.backtest.output.BUFFER_MAX", 4_000)
     monkeypatch.setattr("trader.backtest.execution.LedgerLines", full_soon)
     run = tmp_path / "run"
     assert backtest(data, run) == 1

@@ -1,4 +1,4 @@
-"""The function `trader.backtest`: the command's figures as DataFrames, in scripts, notebooks and debuggers."""
+"""The function `run_backtest`: the command's figures as DataFrames, in scripts, notebooks and debuggers."""
 
 import asyncio
 import re
@@ -19,10 +19,10 @@ import pytest
 from support.candles import write_walk
 from support.reports import report_data
 
-import trader
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
 from trader.agents.strategy_files import load_strategy
+from trader.backtest import run_backtest
 from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View, build_view
@@ -80,7 +80,7 @@ def _in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp_path: Path) -> None:
-    result = trader.backtest(Buyer, data, params={"share": 0.5}, start=START, taker_fee=4, out="called")
+    result = run_backtest(Buyer, data, params={"share": 0.5}, start=START, taker_fee=4, out="called")
     options = ("--strategy", f"{__file__}:Buyer", "--param", "share=0.5", "--from", START, "--taker-fee", "4")
     assert main(["backtest", "--data", str(data), "--out", "run", "--no-database", *options]) == 0
     commanded = orjson.loads(Path("run/result.json").read_bytes())
@@ -106,7 +106,7 @@ def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp
 
 
 def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
-    result = trader.backtest(Buyer, data, start=START, end="2025-03-02T05:59:59Z", out="run")
+    result = run_backtest(Buyer, data, start=START, end="2025-03-02T05:59:59Z", out="run")
     minutes = result.equity.query("account == 'buyer'").set_index("at")["equity"]
     falls = [
         100 * (1 - series / series.cummax().clip(lower=10_000)).max()
@@ -119,7 +119,7 @@ def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
 
 async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:
     asyncio.get_running_loop()
-    result = trader.backtest("Apex", data, start="2025-03-02T05:30:00", cadence="15m")
+    result = run_backtest("Apex", data, start="2025-03-02T05:30:00", cadence="15m")
     assert [each["id"] for each in result.value["accounts"]] == ["apex-rules"]
     assert result.folder is None
     assert list(Path().iterdir()) == [Path("trials.jsonl")], "it leaves nothing but its trial"
@@ -158,22 +158,22 @@ def test_errors_are_exceptions_with_the_words_of_the_command(
         (StartError, {"markets": "FOO"}, ("--market", "FOO")),
     ):
         with pytest.raises(kind) as caught:
-            trader.backtest(Buyer, data, **options)
+            run_backtest(Buyer, data, **options)
         assert main(["backtest", "--data", str(data), "--strategy", f"{__file__}:Buyer", *arguments]) != 0
         said = capsys.readouterr().err
         assert all(line.strip() in said for line in str(caught.value).splitlines()), said
     with pytest.raises(
         StartError, match=r"--market names FOO, whose figures are unknown; --preset and --markets-file define BTC, "
     ):
-        trader.backtest(Buyer, data, markets="FOO")
+        run_backtest(Buyer, data, markets="FOO")
     with pytest.raises(StartError, match="set --market to the markets to trade"):
-        trader.backtest(Buyer, data, markets="ETH")
+        run_backtest(Buyer, data, markets="ETH")
     with pytest.raises(StartError, match=r"^--markets-file /nowhere: "):
-        trader.backtest(Buyer, data, markets_file="/nowhere")
+        run_backtest(Buyer, data, markets_file="/nowhere")
     with pytest.raises(SettingsError, match="has no parameter 'size'; it has share"):
-        trader.backtest(Buyer, data, params={"size": 1})
+        run_backtest(Buyer, data, params={"size": 1})
     with pytest.raises(SettingsError, match="has no method decide"):
-        trader.backtest(int, data)
+        run_backtest(int, data)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,29 +195,30 @@ def test_errors_are_exceptions_with_the_words_of_the_command(
 def test_an_argument_of_the_wrong_kind_is_named_before_anything_is_made(
     data: Path, arguments: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
+    options: dict[str, Any] = {"strategy": Buyer, "data": data} | arguments
     with pytest.raises(kind, match=words):
-        trader.backtest(**({"strategy": Buyer, "data": data} | arguments))
+        run_backtest(**options)
     assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize("several", ["0.5,1", "0.5..1:0.1", [0.5, 1], (0.5, 1)])
 def test_several_values_of_a_parameter_are_refused_with_the_way_to_try_them(data: Path, several: object) -> None:
     with pytest.raises(SettingsError, match=r"share of Buyer is .*: Expected `float`, got .*; a run has one value of"):
-        trader.backtest(Buyer, data, params={"share": several})
+        run_backtest(Buyer, data, params={"share": several})
     with pytest.raises(SettingsError, match=r"Expected `float`, got `str`$"):
-        trader.backtest(Buyer, data, params={"share": "half"})
+        run_backtest(Buyer, data, params={"share": "half"})
 
 
 def test_limits_of_the_guard_are_numbers_and_flags_of_python_and_numpy(data: Path) -> None:
     guard: dict[str, Any] = {"leverage-max": np.int64(1), "stop-required": False, "reversal-cycles": 2}
-    result = trader.backtest(Buyer, data, start=START, end="2025-03-02T02:05:00Z", guard=guard)
+    result = run_backtest(Buyer, data, start=START, end="2025-03-02T02:05:00Z", guard=guard)
     assert set(result.decisions["rule"]) == {"leverage"}
     assert result.value["options"]["guard"] == {"leverage_max": 1, "stop_required": False, "reversal_cycles": 2}
 
 
 def test_a_failure_keeps_the_exception_of_the_strategy(data: Path) -> None:
     with pytest.raises(StrategyError, match=r"test_function.py:\d+: decide raised KeyError: '5m'") as caught:
-        trader.backtest(Failing, data, start=START)
+        run_backtest(Failing, data, start=START)
     assert isinstance(caught.value.__cause__, KeyError)
     assert not Path("trials.jsonl").exists(), "a run that crashed does not count as a trial"
 
@@ -271,7 +272,7 @@ def test_a_strategy_sees_its_whole_history_from_its_first_decision(data: Path, h
 def looked(data: Path, history: int, end: str = "2025-03-02T02:05:00Z") -> list[View]:
     """Return the views of each minute."""
     Looking.seen.clear()
-    trader.backtest(Looking, data, params={"history": history}, start=START, end=end)
+    run_backtest(Looking, data, params={"history": history}, start=START, end=end)
     return [*Looking.seen]
 
 

@@ -15,7 +15,8 @@ from trader.agents.domain.models import Model
 from trader.agents.domain.view import Shown
 from trader.agents.variants import VARIANTS
 from trader.backtest.market import BacktestMarket
-from trader.backtest.run import Backtest, TableJournal
+from trader.backtest.output import TableJournal
+from trader.backtest.run import Backtest
 from trader.backtest.sources import WorkflowSource
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS

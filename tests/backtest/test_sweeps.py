@@ -15,7 +15,7 @@ from support.chromium import chromium_program
 from support.reports import opened_report, report_data, rows_of
 
 from trader.__main__ import main
-from trader.backtest import cluster as backtest_cluster
+from trader.backtest import workers
 from trader.backtest.sweep import folds_of, grid_of
 from trader.backtest.sweep_result import (
     METRICS,
@@ -343,7 +343,7 @@ def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
 def test_an_unreachable_cluster_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backtest_cluster, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(workers, "CONNECT_TIMEOUT_S", 0.5)
     write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
     options = ("--data", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "sweep"), "--cluster")
     assert main(["backtest", *options, "tcp://127.0.0.1:1"]) == 1

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.candles import write_walk
 
-import trader
+from trader.backtest import run_backtest
 from trader.backtest.trials import KnownTrials, Trial, read_trials, whole_hours
 from trader.core.errors import SettingsError
 from trader.strategies import ClosePosition, CreatePosition, Side, Strategy, View
@@ -103,7 +103,7 @@ def test_the_figures_of_a_day_are_those_of_its_24_hours(tmp_path: Path) -> None:
     def run(end: datetime) -> tuple[dict[str, Any], list[float]]:
         """Return the figures, and the last equity of each hour until the end, from the table."""
         ledger = tmp_path / "trials.jsonl"
-        result = trader.backtest(Hourly, tmp_path, cadence="15m", start=start, end=end, trials=ledger)
+        result = run_backtest(Hourly, tmp_path, cadence="15m", start=start, end=end, trials=ledger)
         own = result.equity[result.equity["account"] == "hourly"]
         hours = round((end - start) / timedelta(hours=1))
         ends = [start + timedelta(hours=number, minutes=-1) for number in range(1, hours)] + [end + timedelta(hours=1)]

@@ -40,8 +40,8 @@ from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import CreatePosition, Decision
 from trader.agents.domain.view import View
 from trader.backtest.execution import BacktestListener, Interrupts, execute
-from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
+from trader.backtest.output import LedgerLines
 from trader.backtest.run import Backtest, rule_models
 from trader.backtest.sources import RecordingStrategySource
 from trader.backtest.spec import BacktestSpec, Participants, conditions_of

@@ -22,8 +22,8 @@ from support.run_profile import is_nightly
 from trader.__main__ import main
 from trader.agents.record import InvocationRecord
 from trader.backtest.accounts import ModelAccount
-from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
+from trader.backtest.output import LedgerLines
 from trader.backtest.run import Backtest, rule_models
 from trader.core.clock import epoch_second, iso, moment_of
 from trader.core.ownership import EMBEDDED_FOLDER
@@ -310,7 +310,7 @@ def test_the_database_of_a_backtest_is_complete_and_a_service_shows_it(
     candles.mkdir()
     write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_320, price=90_000, seed=5)
     write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_320, price=2_200, seed=6)
-    monkeypatch.setattr("trader.backtest.database.BATCH", 300)
+    monkeypatch.setattr("trader.backtest.output.BATCH", 300)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     if is_interrupted:
         interrupt_after(monkeypatch, 500)

@@ -21,7 +21,8 @@ from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.market import BacktestMarket
-from trader.backtest.run import Backtest, TableJournal
+from trader.backtest.output import TableJournal
+from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordingStrategySource
 from trader.core.clock import iso
 from trader.core.variant_id import VariantId

@@ -352,7 +352,7 @@ def test_an_unreachable_cluster_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("trader.backtest.cluster.CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trader.backtest.workers.CONNECT_TIMEOUT_S", 0.1)
     assert exam(tmp_path / "exam", "--variant", "Sovereign", "--cluster", "tcp://127.0.0.1:1") == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
     assert not (tmp_path / "exam").exists()

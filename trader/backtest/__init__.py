@@ -1,20 +1,12 @@
 """Backtests: the rules of the paper exchange applied to recorded candles in event time, which skips idle seconds.
 
-Read `spec.py` (what a backtest runs on), `execution.py` (from a spec to its files), `run.py` (a whole run), `engine.py`
-(event time, and a session for each decision), `sources.py` (who decides), then `result.py`. Calling this module is
-calling the function of `function.py`: `trader.backtest(strategy, data)`.
+`from trader.backtest import run_backtest` is the published way to run one from Python. Read `spec.py` (what a backtest
+runs on), `execution.py` (from a spec to its files), `run.py` (a whole run), `engine.py` (event time, and a session for
+each decision), `sources.py` (who decides), then `output.py` and `result.py` (what is kept of it). Around these stand
+the participants (`models.py`, with `answers.py` of AI models and `agents.py` of external agents), sweeps (`sweep.py`,
+with `workers.py`), and past days for a service (`history.py`).
 """
 
-import importlib
-import sys
-from types import ModuleType
-from typing import Any
+from trader.backtest.function import BacktestResult, run_backtest
 
-
-class _CallableModule(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Backtest a strategy: `trader.backtest.function.backtest`, which has the arguments."""
-        return importlib.import_module("trader.backtest.function").backtest(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+__all__ = ["BacktestResult", "run_backtest"]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,15 +11,11 @@ from msgspec.structs import replace
 from trader.agents.domain.models import Model
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
-from trader.backtest.sources import RecordedInvocation, ReplayedDecisions, read_decisions
-from trader.backtest.spec import Conditions, environ_of, open_source, settings_of
+from trader.backtest.sources import RecordedInvocation, RecordedRun, ReplayedDecisions, read_recorded_run
+from trader.backtest.spec import environ_of, open_source, settings_of
 from trader.core.errors import SettingsError, StartError
-from trader.core.files import decode_json, read_regular
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
-
-RESULT: Final = "result.json"
-DECISIONS: Final = "decisions.jsonl"
 
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "fees": ("taker_fee", "maker_fee"),
@@ -28,23 +23,6 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "guard": ("guard",),
 }
 """The conditions of each cause, in order of application."""
-
-
-class RecordedAccount(msgspec.Struct):
-    id: str
-    equity: Decimal
-
-
-class RecordedRun(msgspec.Struct, rename="camel"):
-    """The parts of a result that are needed to execute its decisions again."""
-
-    program: str
-    from_: str = msgspec.field(name="from")
-    to: str
-    complete: bool
-    options: Conditions
-    models: list[Model]
-    accounts: list[RecordedAccount]
 
 
 class Stage(NamedTuple):
@@ -58,12 +36,6 @@ class Stage(NamedTuple):
     refused: Mapping[str, Mapping[str, int]]
 
 
-def kept_options(conditions: Conditions, markets: Sequence[str]) -> dict[str, Any]:
-    """Return the conditions as the result stores them: with market names and absolute paths."""
-    kept: dict[str, Any] = msgspec.to_builtins(replace(conditions.placed(), market=tuple(markets)), enc_hook=str)
-    return kept
-
-
 async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Execute the decisions of a backtest as recorded, then again with each changed condition added in turn.
 
@@ -72,7 +44,7 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
     :raises SettingsError: there is no such backtest, or a condition is wrong
     :raises StartError: executing the recorded decisions does not reproduce the recorded ledger
     """
-    recorded, decisions = read_run(folder, "--run")
+    recorded, decisions = read_recorded_run(folder, "--run")
     if not recorded.complete:
         raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
     causes = [cause for cause, names in CAUSES.items() if any(name in changes for name in names)]
@@ -92,25 +64,6 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
         guard = {**recorded.options.guard, **conditions.guard}
         stages.append(Stage(cause, *await _execute(market, changed, recorded.models, decisions, guard)))
     return _value(folder, changes, recorded, stages)
-
-
-def read_run(folder: Path, option: str) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
-    """Read a backtest's folder, which an option names, as data: its models, and their decisions in order of time.
-
-    :raises SettingsError: it is not the folder of a backtest
-    """
-    try:
-        recorded = decode_json(read_regular(folder / RESULT), RecordedRun, _of_text)
-        decisions = read_decisions(folder / DECISIONS)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SettingsError(
-            [f"{option} is {str(folder)!r}; it must be the folder of a backtest ({RESULT}, {DECISIONS}): {error}"]
-        ) from None
-    return recorded, decisions
-
-
-def _of_text(kind: type[Path], text: str) -> Path:
-    return kind(text)
 
 
 async def _execute(

@@ -15,34 +15,33 @@ from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from trader import __version__
 from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.answers import AskingEnded
-from trader.backtest.conditions import DECISIONS, RESULT, kept_options
-from trader.backtest.database import DatabaseJournal
-from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
 from trader.backtest.models import Chosen, choose_models
-from trader.backtest.output import Output, Reserve
+from trader.backtest.output import DatabaseJournal, DecisionLines, LedgerLines, Output, Reserve, TableJournal
 from trader.backtest.report import make_report
 from trader.backtest.result import (
     account_value,
     answers_value,
     baselines_value,
+    board,
     capacity_value,
-    evidence_value,
+    judge,
     labelled,
     listings_value,
     masked_value,
     strategy_value,
 )
-from trader.backtest.run import Backtest, RunJournal, TableJournal
-from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
-from trader.backtest.spec import BacktestSource, BacktestSpec, Conditions, environ_of, open_source
-from trader.backtest.statistics import board, judge
+from trader.backtest.run import Backtest, RunJournal
+from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.backtest.spec import DECISIONS, RESULT, BacktestSource, BacktestSpec, Conditions, environ_of, open_source
 from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
@@ -59,7 +58,7 @@ from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
 
 LEDGER, REPORT = "ledger.jsonl", "report.html"
-"""The files of a backtest, in its folder, beside those of `conditions`."""
+"""The files of a backtest, in its folder, beside those of `spec`."""
 
 _STATEMENT_TIMEOUT_S: Final = 120.0
 _CRASHED: Final = ("strategy", "storage")
@@ -236,7 +235,8 @@ async def _conclude(
     standings = make_standings(run.reports(), run.equity_hours())
     evidence = await judge(run, settings, end.reached) if spec.has_evidence else None
     value = _value(spec, settings, source, run, chosen, end, digest, standings)
-    value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
+    shown = None if evidence is None else GetEvidenceOutput.of("run", evidence)
+    value |= {"baselines": baselines_value(run), "evidence": shown}
     masked = masked_value(spec.entrants.mask, value["accounts"])
     value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
     add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
@@ -431,7 +431,7 @@ def _value(
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "strategy": strategy_value(chosen),
-        "options": kept_options(spec.conditions, list(source.markets)),
+        "options": msgspec.to_builtins(replace(spec.conditions.placed(), market=tuple(source.markets)), enc_hook=str),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [
             account_value(standing, accounts[standing.account.model_id], run.starts_at) for standing in standings

@@ -1,4 +1,4 @@
-"""The function `trader.backtest`: a backtest from Python, in a script, a notebook or a debugger."""
+"""The function `run_backtest`: a backtest from Python, in a script, a notebook or a debugger."""
 
 import asyncio
 import signal
@@ -124,7 +124,7 @@ def _points(x: Any, y: Any) -> str:
     return " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x[::step], y[::step], strict=True))
 
 
-def backtest(
+def run_backtest(
     strategy: type[Any] | str,
     data: str | PathLike[str],
     *,

@@ -20,8 +20,8 @@ from trader.agents.sql.models import lock_history, select_models, upsert_model
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import BacktestAccount, DecisionSource, Idle, ModelAccount, model_account
 from trader.backtest.baselines import BaselineAccount, open_baselines
-from trader.backtest.database import DatabaseJournal
 from trader.backtest.market import BacktestMarket
+from trader.backtest.output import DatabaseJournal
 from trader.backtest.run import Backtest
 from trader.backtest.sources import WorkflowSource
 from trader.core.clock import SystemClock, epoch_second, floor_time, iso, moment_of

@@ -24,7 +24,6 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
-from trader.backtest.conditions import DECISIONS, RESULT, read_run
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AgentSource,
@@ -32,9 +31,10 @@ from trader.backtest.sources import (
     RecordedInvocation,
     RecordingStrategySource,
     ReplayedDecisions,
+    read_recorded_run,
     recorded_invocation,
 )
-from trader.backtest.spec import Participants
+from trader.backtest.spec import DECISIONS, RESULT, Participants
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, WebhookError
 from trader.core.variant_id import VariantId
@@ -443,7 +443,7 @@ async def _replayed(text: str, starts_at: datetime, ends_at: datetime) -> list[t
             ]
         )
     else:
-        run, decisions = read_run(Path(text), "--models-from")
+        run, decisions = read_recorded_run(Path(text), "--models-from")
         recorded = [(model, decisions.get(model.id, [])) for model in run.models]
     # Inactive, so that a service on the database of this backtest runs no code and calls no address of theirs.
     models: list[tuple[Model, DecisionSource]] = [

@@ -9,10 +9,9 @@ import numpy as np
 from trader.api.schemas.model_stats import figure
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
-from trader.backtest.result import listing_lines, listings_value
+from trader.backtest.result import listing_lines, listings_value, statistics_of, statistics_of_baseline
 from trader.backtest.run import Backtest
 from trader.backtest.spec import BacktestSource
-from trader.backtest.statistics import statistics_of, statistics_of_baseline
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Trade
 from trader.exchange.sql.trades import RunTrade

@@ -1,31 +1,33 @@
-"""Models in the result of a backtest: training cutoff, contamination, and the cost of their answers."""
+"""The result of a backtest: its figures as in `result.json`, and the evidence for its entrants."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.models import Model, contamination
+from trader.agents.entrants import first_entrant
 from trader.agents.providers.cassette import Cassette
 from trader.agents.strategy_files import LoadedStrategy
-from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.accounts import ModelAccount
+from trader.backtest.baselines import BaselineAccount
 from trader.backtest.models import MASKED, Chosen
 from trader.backtest.run import Backtest
-from trader.backtest.sources import RecordingStrategySource
-from trader.core.clock import iso
+from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.core.clock import floor_time, iso
 from trader.core.statistics import max_drawdown
 from trader.exchange.domain.account import equity
+from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import Market, SimulatedMarket
-from trader.portfolio.evidence import EvidenceReport
+from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
+from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
+from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
 from trader.seasons.page import RankedModel
-
-_WORDS: Mapping[str, str] = {
-    "after cut-off": "the period is after the end of its training data, {cutoff}",
-    "before cut-off": "the period begins before the end of its training data, {cutoff}: it may know these prices",
-    "unknown": "the models file does not give the end of its training data: it may know these prices",
-}
+from trader.settings.settings import Settings
 
 
 def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
@@ -98,18 +100,6 @@ def capacity_value(rows: Mapping[str, SimulatedMarket], run: Backtest) -> dict[s
     return {symbol: {"calmDepth": row.calm.depth, "largestExecution": largest[symbol]} for symbol, row in rows.items()}
 
 
-def capacity_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text line about the trade size at which simulated order books begin to matter."""
-    if not value:
-        return
-    sizes = (
-        f"{symbol} {each['calmDepth']:,.0f}, of which the largest execution took "
-        f"{100 * float(each['largestExecution']) / each['calmDepth']:.1f} %"
-        for symbol, each in value.items()
-    )
-    yield f"Capacity, the depth of a calm book within 2 basis points: {'; '.join(sizes)}"
-
-
 def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the hidden parts and, per model, its figures in the masked market minus those in the real one."""
     if not hidden:
@@ -124,29 +114,6 @@ def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str,
             if masked is not None
         ],
     }
-
-
-def _masked_lines(value: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the text lines about the effect of the mask."""
-    if value is None:
-        return
-    hidden = ", ".join(value["hidden"])
-    for each in value["maskedMinusPlain"]:
-        yield (
-            f"{each['id']}: masked ({hidden}) minus plain: {each['equity']:+,.2f}, "
-            f"{each['returnPercent']:+.2f} %, {each['trades']:+d} trades"
-        )
-
-
-def refused_line(account: Mapping[str, Any]) -> str:
-    """Return the text line about an account's refused decisions: the rules, each with its last reason."""
-    rules = (f"{each['count']:,} {each['rule']} ({each['reason']})" for each in account["refused"])
-    return f"{account['id']}: refused: {'; '.join(rules)}"
-
-
-def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
-    """Return the evidence as `analytics.getEvidence` answers it."""
-    return GetEvidenceOutput.of("run", report)
 
 
 def labelled(standings: Sequence[RankedModel], run: Backtest) -> list[RankedModel]:
@@ -166,7 +133,7 @@ def _labelled_name(model: Model, starts_at: datetime) -> str:
     """Return the name of a model with its contamination label; code has none."""
     if not model.is_ai:
         return model.name
-    return f"{model.name} ({_said(contamination(model.configuration.training_cutoff, starts_at))})"
+    return f"{model.name} ({contamination_text(contamination(model.configuration.training_cutoff, starts_at))})"
 
 
 def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
@@ -200,26 +167,57 @@ def listing_lines(listings: Mapping[str, Mapping[str, str | None]]) -> Iterator[
             yield f"{symbol} ends at {listing['endsAt']}, within the run; positions in it were closed at its last mark."
 
 
-def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text lines about the models."""
-    yield from _masked_lines(value["masked"])
-    yield from listing_lines(value["listings"])
-    for account in value["accounts"]:
-        if account["contamination"] is not None:
-            words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])
-            yield f"{account['id']}: {_said(account['contamination'])}: {words}"
-    answers = value["answers"]
-    if answers is not None:
-        cost = answers["costUsd"]
-        yield f"{answers['asked']} answers were requested, at {cost} USD; all are in {answers['cassette']}"
-    if value["ended"] is not None:
-        yield f"Ended at {value['to']}: {value['ended']}"
-    if not value["complete"] and answers is not None and answers["budgetUsd"] is not None:
-        yield (
-            f"With --cassette {answers['cassette']} and another --out the same command continues from there, "
-            "without repeating requests."
-        )
-
-
-def _said(label: str) -> str:
+def contamination_text(label: str) -> str:
+    """Return the words for a model's contamination label."""
     return "training cutoff unknown" if label == "unknown" else label
+
+
+async def judge(run: Backtest, settings: Settings, reached: datetime) -> EvidenceReport:
+    """Return the evidence for all entrants up to the time reached, as a service would show it."""
+    models = {followed.model.id: followed.model for followed in run.accounts}
+    runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
+    baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
+    return await make_report(models, runs, baselines, last_whole_hour(reached))
+
+
+def board(run: Backtest, settings: Settings, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
+    """Return the board of the entrants as of the last whole hour, by the rules of a service without a season.
+
+    Until then every account is the same for every agent, whoever of those who decide at the same time answers first.
+    The costs of the models are absent.
+    """
+    now = floor_time(run.reached, timedelta(hours=1))
+    runs = [(followed.model, statistics_of(run, followed, settings, now)) for followed in run.accounts]
+    entrants = [RankedEntrant(model, statistics, statistics.worth_at(now)) for model, statistics in runs]
+    return make_board(make_entries(entrants, window, now), window, sort_by, now, len(entrants))
+
+
+def statistics_of(
+    run: Backtest, followed: ModelAccount, settings: Settings, until: datetime | None = None
+) -> RunStatistics:
+    """Return the run statistics of a model's account, without what was `until` a time or later."""
+    model, source, account_run = followed.model, followed.source, followed.account.run
+    answered_by = (
+        source.answered_by if isinstance(source, AiSource | RecordingStrategySource) else model.router_model_name
+    )
+    entrant = first_entrant(model, settings, answered_by, run.starts_at)
+    due = followed.decisions + followed.missed
+    record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
+    totals = InvocationTotals(finished=followed.decisions)
+    current = CurrentRun(
+        model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record, until=until
+    )
+    statistics = RunStatistics(current)
+    statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
+    statistics.set_hours(followed.hours)
+    trades = [RunTrade.of(trade) for trade in run.trades(followed)]
+    statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
+    statistics.open = [(held.entry_notional, held.opened_at) for held in followed.account.positions.values()]
+    return statistics
+
+
+def statistics_of_baseline(followed: BaselineAccount) -> RunStatistics:
+    account, run = followed.account, followed.account.run
+    statistics = RunStatistics(CurrentRun(account.id, run.id, run.initial_capital, run.started_at))
+    statistics.set_hours(followed.hours)
+    return statistics

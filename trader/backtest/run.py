@@ -25,7 +25,7 @@ from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.protocol import rules_of
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.histories import Snapshot, hourly_points
-from trader.portfolio.tables import Results, Table, empty
+from trader.portfolio.tables import Table
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
 
@@ -36,43 +36,6 @@ class RunJournal(Journal, Protocol):
     def open(self, followed: ModelAccount) -> None:
         """Receive a newly opened account."""
         ...
-
-
-class TableJournal:
-    """Journal that fills the tables of a result: for the accounts, everything; for the baselines, their equity."""
-
-    def __init__(self) -> None:
-        self.tables = empty()
-
-    def open(self, followed: ModelAccount) -> None:
-        """Do nothing: an account without trades appears with its equity."""
-
-    def post(self, posting: Posting) -> None:
-        account_id = posting.account.id
-        for fill in posting.fills:
-            fee = fill.fee + fill.liquidation_fee
-            self.tables.fills.add(
-                fill.at, account_id, fill.symbol, fill.side.value, fill.quantity, fill.price, fee, fill.maker,
-                fill.cause.value,
-            )  # fmt: skip
-        for trade in posting.trades:
-            self.tables.trades.add(
-                account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
-                trade.leverage, trade.gross_pnl, trade.fees, trade.funding, trade.net_pnl, trade.close_reason.value,
-                trade.confidence, trade.opened_at, trade.closed_at,
-            )  # fmt: skip
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self.tables.equity.add(
-            snapshot.created_at, snapshot.account_id, snapshot.net_portfolio, snapshot.cash, snapshot.unrealized_pnl
-        )
-
-    def finish(self, accounts: Sequence[ModelAccount]) -> Results:
-        """Return the tables, with the decisions of the accounts by time."""
-        outcomes = [(outcome, followed.account.id) for followed in accounts for outcome in followed.outcomes]
-        for (at, *rest), account_id in sorted(outcomes, key=lambda pair: (pair[0].at, pair[1])):
-            self.tables.decisions.add(at, account_id, *rest)
-        return self.tables
 
 
 class Sums:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -28,16 +28,16 @@ from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
-from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionSource, ModelAccount
+from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers, KeptDecisions
 from trader.backtest.engine import AccountSession
-from trader.backtest.ledger import Lines
 from trader.backtest.masking import MaskedPeek, MaskedSession
+from trader.backtest.spec import DECISIONS, RESULT, Conditions
 from trader.core.clock import epoch_second, moment_of
-from trader.core.errors import StrategyError
+from trader.core.errors import SettingsError, StrategyError
 from trader.core.events import EventBus
-from trader.core.files import decode_json, read_lines
+from trader.core.files import decode_json, read_lines, read_regular
 from trader.core.money import ZERO
 from trader.market.domain.markets import STALE_AFTER
 from trader.portfolio.tables import Table
@@ -363,18 +363,6 @@ class ReplayedDecisions(DecisionSource):
         followed.end_invocation(session.now())
 
 
-class DecisionLines(Lines):
-    """One JSON line per invocation with decisions, in order of time for each model."""
-
-    def take(self, accounts: Iterable[ModelAccount]) -> None:
-        """Add the invocations since the last call."""
-        for followed in accounts:
-            if isinstance(followed.source, AiSource | RecordingStrategySource | ReplayedDecisions):
-                for recorded in followed.source.recorded:
-                    self.add(msgspec.json.encode(recorded))
-                followed.source.recorded.clear()
-
-
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
     """Read the invocations with decisions in order of time, by model. Raises `OSError` and `MsgspecError`."""
     invocations: dict[str, list[RecordedInvocation]] = {}
@@ -383,6 +371,42 @@ def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
         recorded.check()
         invocations.setdefault(recorded.model_id, []).append(recorded)
     return {model_id: sorted(each, key=lambda made: made.started_at) for model_id, each in invocations.items()}
+
+
+class RecordedAccount(msgspec.Struct):
+    id: str
+    equity: Decimal
+
+
+class RecordedRun(msgspec.Struct, rename="camel"):
+    """The parts of a result that are needed to execute its decisions again."""
+
+    program: str
+    from_: str = msgspec.field(name="from")
+    to: str
+    complete: bool
+    options: Conditions
+    models: list[Model]
+    accounts: list[RecordedAccount]
+
+
+def read_recorded_run(folder: Path, option: str) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
+    """Read a backtest's folder, which an option names, as data: its models, and their decisions in order of time.
+
+    :raises SettingsError: it is not the folder of a backtest
+    """
+    try:
+        recorded = decode_json(read_regular(folder / RESULT), RecordedRun, _of_text)
+        decisions = read_decisions(folder / DECISIONS)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(
+            [f"{option} is {str(folder)!r}; it must be the folder of a backtest ({RESULT}, {DECISIONS}): {error}"]
+        ) from None
+    return recorded, decisions
+
+
+def _of_text(kind: type[Path], text: str) -> Path:
+    return kind(text)
 
 
 def recorded_invocation(

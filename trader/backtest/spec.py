@@ -1,4 +1,4 @@
-"""Specs: what a backtest runs on. The command, the function `trader.backtest`, sweeps and exams make them."""
+"""Specs: what a backtest runs on. The command, the function `run_backtest`, sweeps and exams make them."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,6 +45,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 CONDITION_VARIABLES: Final = frozenset(VARIABLES[field].name for field in _SETTINGS.values())
 """The variables of the settings that conditions give."""
+
+RESULT: Final = "result.json"
+DECISIONS: Final = "decisions.jsonl"
 
 BacktestSource = ReplaySource | BookRecording
 """The markets of a backtest: candles, or a recording of books."""

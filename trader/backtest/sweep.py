@@ -21,8 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
-from trader.backtest.cluster import Cluster, Inputs, connected
-from trader.backtest.spec import BacktestSpec, data_files, environ_of, open_source, params_of
+from trader.backtest.spec import RESULT, BacktestSpec, data_files, environ_of, open_source, params_of
 from trader.backtest.sweep_result import (
     METRICS,
     Done,
@@ -35,7 +34,7 @@ from trader.backtest.sweep_result import (
     write_csv,
 )
 from trader.backtest.trials import KnownTrials, data_digests, hours_within, read_trials
-from trader.backtest.workers import Workers
+from trader.backtest.workers import Cluster, Inputs, Workers, client_of
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import decode_json, read_regular, replace_file
@@ -167,7 +166,7 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
         cluster = None
         if spec.cluster is not None:
             inputs = _inputs(base, list(source.markets))
-            cluster = await stack.enter_async_context(connected(spec.cluster, inputs, base.trials))
+            cluster = Cluster(await stack.enter_async_context(client_of(spec.cluster)), inputs, base.trials)
         _begin(spec)
         workers = await stack.enter_async_context(Workers(spec.workers or os.cpu_count() or 1))
         board = _Board(spec, count, workers, cluster, show)
@@ -291,7 +290,7 @@ class _Board:
 def _reason(folder: Path, said: bytes, code: int) -> str:
     """Return why a run failed: from its result, else from the end of its output, else from its exit code."""
     try:
-        ended = decode_json(read_regular(folder / "result.json", below=folder.parents[1]), dict[str, Any])["ended"]
+        ended = decode_json(read_regular(folder / RESULT, below=folder.parents[1]), dict[str, Any])["ended"]
     except (OSError, msgspec.MsgspecError, KeyError):
         ended = None
     lines = said.decode(errors="replace").strip().splitlines()

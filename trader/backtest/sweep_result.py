@@ -1,4 +1,4 @@
-"""Result of a sweep: its runs, their parameters from the best to the worst by a metric, and their overfitting."""
+"""Result of a sweep: its runs, their parameters from the best to the worst by a metric, and its page."""
 
 import hashlib
 import re
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trader.api.dashboard.reports import report_page
-from trader.backtest.domain.deflation import HOURS_MIN, expected_best
-from trader.backtest.domain.overfitting import overfitting
+from trader.backtest.domain.selection import HOURS_MIN, expected_best, overfitting
+from trader.backtest.spec import RESULT
 from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.clock import iso
 from trader.core.files import decode_json, read_regular
@@ -98,7 +98,7 @@ _FIGURES: Final = tuple(
 def read_run(run: SweepRun, folder: Path) -> Done | None:
     """Return a finished run; None: it has yet to be executed, or its result is damaged."""
     try:
-        value = decode_json(read_regular(folder / "result.json", below=folder.parents[1]), dict[str, Any])
+        value = decode_json(read_regular(folder / RESULT, below=folder.parents[1]), dict[str, Any])
         return _done(run, value) if value["complete"] is True else None
     except (OSError, ArithmeticError, LookupError, TypeError, ValueError):  # includes errors of msgspec
         return None

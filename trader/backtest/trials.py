@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe, spread_within
+from trader.backtest.domain.selection import deflate, hourly_sharpe, spread_within
 from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
 from trader.backtest.spec import data_files
@@ -217,16 +217,3 @@ def check_trials(file: Path) -> None:
         return
     except OSError as error:
         raise StartError(f"{file} cannot be read: {error.strerror}; --trials names another file.") from error
-
-
-def deflated_line(account_id: str, deflated: Deflated | None) -> str:
-    """Describe the significance of an account's result after this many trials."""
-    if deflated is None:
-        return f"{account_id}: too few hours, or no variation, for a deflated Sharpe ratio"
-    ratio, chance = f"{account_id}: Sharpe ratio {deflated.sharpe_per_hour:+.3f} an hour", 100 * deflated.probability
-    if deflated.trials == 1:
-        return f"{ratio}, in the first trial on these candles; probability of being above 0: {chance:.0f} %"
-    return (
-        f"{ratio}; the best of {deflated.trials} trials without skill on these candles would have "
-        f"{deflated.expected_best:+.3f}; probability of being above it: {chance:.0f} %"
-    )

@@ -8,14 +8,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from trader.backtest.conditions import CAUSES, DECISIONS, RESULT, compare_conditions
+from trader.backtest.conditions import CAUSES, compare_conditions
 from trader.backtest.execution import LEDGER, REPORT, BacktestListener, Interrupts, execute
-from trader.backtest.result import capacity_lines, model_lines, refused_line
-from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_of
+from trader.backtest.spec import DECISIONS, RESULT, BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
-from trader.backtest.trials import TRIALS, deflated_line
-from trader.commands.backtest_lines import conditions_lines, sweep_lines
+from trader.backtest.trials import TRIALS
+from trader.commands.backtest_lines import (
+    capacity_lines,
+    conditions_lines,
+    deflated_line,
+    model_lines,
+    refused_line,
+    sweep_lines,
+)
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,

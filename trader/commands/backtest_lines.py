@@ -1,12 +1,84 @@
-"""Lines that the command backtest prints about counterfactual backtests and sweeps."""
+"""Lines that the command backtest prints about a result, a counterfactual backtest and a sweep."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trader.backtest.domain.selection import Deflated
+from trader.backtest.result import contamination_text, listing_lines
 from trader.backtest.sweep import PAGE, PLAN, RUNS, SWEEP, TABLE, SweepSpec
 from trader.backtest.sweep_result import trial_lines
 from trader.commands.command import table
+
+_WORDS: Mapping[str, str] = {
+    "after cut-off": "the period is after the end of its training data, {cutoff}",
+    "before cut-off": "the period begins before the end of its training data, {cutoff}: it may know these prices",
+    "unknown": "the models file does not give the end of its training data: it may know these prices",
+}
+
+
+def capacity_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text line about the trade size at which simulated order books begin to matter."""
+    if not value:
+        return
+    sizes = (
+        f"{symbol} {each['calmDepth']:,.0f}, of which the largest execution took "
+        f"{100 * float(each['largestExecution']) / each['calmDepth']:.1f} %"
+        for symbol, each in value.items()
+    )
+    yield f"Capacity, the depth of a calm book within 2 basis points: {'; '.join(sizes)}"
+
+
+def _masked_lines(value: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the text lines about the effect of the mask."""
+    if value is None:
+        return
+    hidden = ", ".join(value["hidden"])
+    for each in value["maskedMinusPlain"]:
+        yield (
+            f"{each['id']}: masked ({hidden}) minus plain: {each['equity']:+,.2f}, "
+            f"{each['returnPercent']:+.2f} %, {each['trades']:+d} trades"
+        )
+
+
+def refused_line(account: Mapping[str, Any]) -> str:
+    """Return the text line about an account's refused decisions: the rules, each with its last reason."""
+    rules = (f"{each['count']:,} {each['rule']} ({each['reason']})" for each in account["refused"])
+    return f"{account['id']}: refused: {'; '.join(rules)}"
+
+
+def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text lines about the models."""
+    yield from _masked_lines(value["masked"])
+    yield from listing_lines(value["listings"])
+    for account in value["accounts"]:
+        if account["contamination"] is not None:
+            words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])
+            yield f"{account['id']}: {contamination_text(account['contamination'])}: {words}"
+    answers = value["answers"]
+    if answers is not None:
+        cost = answers["costUsd"]
+        yield f"{answers['asked']} answers were requested, at {cost} USD; all are in {answers['cassette']}"
+    if value["ended"] is not None:
+        yield f"Ended at {value['to']}: {value['ended']}"
+    if not value["complete"] and answers is not None and answers["budgetUsd"] is not None:
+        yield (
+            f"With --cassette {answers['cassette']} and another --out the same command continues from there, "
+            "without repeating requests."
+        )
+
+
+def deflated_line(account_id: str, deflated: Deflated | None) -> str:
+    """Describe the significance of an account's result after this many trials."""
+    if deflated is None:
+        return f"{account_id}: too few hours, or no variation, for a deflated Sharpe ratio"
+    ratio, chance = f"{account_id}: Sharpe ratio {deflated.sharpe_per_hour:+.3f} an hour", 100 * deflated.probability
+    if deflated.trials == 1:
+        return f"{ratio}, in the first trial on these candles; probability of being above 0: {chance:.0f} %"
+    return (
+        f"{ratio}; the best of {deflated.trials} trials without skill on these candles would have "
+        f"{deflated.expected_best:+.3f}; probability of being above it: {chance:.0f} %"
+    )
 
 
 def conditions_lines(value: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.backtest.answers import AskingEnded
-from trader.backtest.cluster import client_of
+from trader.backtest.workers import client_of
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan

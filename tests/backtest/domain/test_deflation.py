@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trader.backtest.domain.deflation import deflate, expected_best, hourly_sharpe, spread_within
+from trader.backtest.domain.selection import deflate, expected_best, hourly_sharpe, spread_within
 
 
 def test_the_expected_best_matches_simulated_trials_without_skill() -> None:

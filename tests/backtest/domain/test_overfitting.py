@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from trader.backtest.domain.overfitting import Overfitting, overfitting
+from trader.backtest.domain.selection import Overfitting, overfitting
 
 
 def test_a_case_that_can_be_checked_by_hand() -> None:
