@@ -30,7 +30,7 @@ from trader.agents.domain.tools import Hold
 from trader.agents.providers.webhook import signature
 from trader.agents.record import InvocationRecord
 from trader.backtest import agents
-from trader.backtest.agents import BacktestDesk, CallingAgent, RunReader, serving_agents
+from trader.backtest.agents import BacktestDesk, CallingAgent, serving_agents
 from trader.core.errors import ProviderError, SeasonOver, Unavailable, ViewExpired, ViewUnknown
 from trader.settings.settings import Settings
 
@@ -525,7 +525,7 @@ async def test_a_late_or_silent_agent_gets_an_error_that_says_so(monkeypatch: py
 
 async def test_agents_are_served_within_the_limits_of_a_service() -> None:
     settings = Settings.load({"HTTP_HEAD_TIMEOUT_S": "1"}, None, demo=True)
-    async with serving_agents(RunReader([]), [], settings, 0) as address:
+    async with serving_agents(BacktestDesk([], settings), [], settings, 0) as address:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"POST /mcp HTTP/1.1\r\nHost:")  # and never the rest of the head
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")

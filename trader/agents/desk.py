@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+from uuid import UUID
 
 from trader.agents.domain.conversation import ChatMessage
+from trader.agents.domain.guard import order_of
 from trader.agents.domain.invocations import ToolCall
-from trader.agents.domain.messages import account_json, decision_json
+from trader.agents.domain.messages import account_json, decision_json, order_outcome
 from trader.agents.domain.models import Declared, Model
 from trader.agents.domain.tools import CALLS_MAX, Decision, FetchIndicators, FetchOrderBook, PlaceOrder
 from trader.agents.record import InvocationRecord
@@ -23,7 +25,7 @@ from trader.core.errors import Conflict, ViewDecided, ViewExpired
 from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.halts import OperatorCommand, Verb
 from trader.exchange.domain.orders import OrderAnswer
-from trader.market.domain.markets import Market
+from trader.market.domain.markets import Market, canonical_symbol
 from trader.settings.settings import Settings
 
 
@@ -54,14 +56,8 @@ def chosen_ids(call: ToolCall) -> list[str | None]:
     return [decision.get("clientOrderId") for decision in call.metadata["decisions"]]
 
 
-class AccountState(NamedTuple):
-    """An account with the present marks. `is_open`: it is stored."""
-
-    account: Account
-    marks: Marks
-    markets: Mapping[str, Market]
-    is_open: bool
-
+AccountState = tuple[Account, Marks, Mapping[str, Market], bool]
+"""An account with the present marks, the markets, and whether it is stored."""
 
 D = TypeVar("D", bound=OpenDecision)
 
@@ -85,10 +81,9 @@ class AgentDesk(ABC, Generic[D]):
         """
         async with self._turn(model):
             opened = self._current(model)
-            if opened is not None and self._is_late(opened):
-                await self._expire(opened)
-                opened = None
-            return await self._begin(model, decisions_per_minute) if opened is None else await self._reshown(opened)
+            if opened is None or not await self._goes_on(opened):
+                opened = await self._begin(model, decisions_per_minute)
+            return opened
 
     async def decide(self, model: Model, view_id: str | None, decision: Decision) -> dict[str, Any]:
         """Execute a call within the decision on this view (None: on the open one). Return the result for the agent.
@@ -102,13 +97,12 @@ class AgentDesk(ABC, Generic[D]):
         :raises Conflict: the client order id was used for another order
         """
         async with self._turn(model):
-            if isinstance(decision, PlaceOrder) and (earlier := await self._answered_before(model, decision)):
-                return earlier
+            if isinstance(decision, PlaceOrder) and (first := await self._first_result(model, decision)) is not None:
+                return first
             opened = self._current(model)
             if opened is None or view_id not in (None, opened.id):
                 await self._refuse_view(model, view_id)
-            if self._is_late(opened):
-                await self._expire(opened)
+            if not await self._goes_on(opened):
                 raise view_expired(view_id)
             if opened.record.call_count >= CALLS_MAX:
                 raise ViewDecided(f"a decision has at most {CALLS_MAX} calls; hold, and get a new view")
@@ -121,7 +115,7 @@ class AgentDesk(ABC, Generic[D]):
         """
         async with self._locks[model.id]:
             opened = self._current(model)
-            if opened is not None and not self._is_late(opened):
+            if opened is not None and await self._goes_on(opened):
                 return await self._execute(opened, decision)
         return await self._look(model, decision)
 
@@ -129,18 +123,20 @@ class AgentDesk(ABC, Generic[D]):
         """Return how many seconds after its view a decision of the agent must end."""
         return limits_of(model, self._settings.attempt_timeout_s).decision_age_max_s
 
-    async def _answered_before(self, model: Model, order: PlaceOrder) -> dict[str, Any] | None:
-        """Return the first answer to an order with this client order id; None if there is none."""
-        if order.client_order_id is None:
+    async def _first_result(self, model: Model, order: PlaceOrder) -> dict[str, Any] | None:
+        """Return the first result of the order with this client order id, beside the present account; None if new."""
+        first = None if order.client_order_id is None else await self._first_answer(model, order)
+        if first is None:
             return None
-        call = await self._earlier(model, order)
-        if call is None:
-            return await self._booked(model, order)
-        if call.metadata["decisions"] != [decision_json(order)]:
-            raise other_contents(order)
-        return self._repeated(model, call.status, call.metadata["results"][0])
-
-    def _repeated(self, model: Model, status: str, result: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(first, ToolCall):
+            is_same = first.metadata["decisions"] == [decision_json(order)]
+            status, result = first.status, first.metadata["results"][0]
+        else:
+            wanted = order_of(order, canonical_symbol(order.symbol)).order(model.id, UUID(int=0), 0)
+            is_same = first.contents_digest == wanted.contents_digest()
+            status, result = order_outcome([first])
+        if not is_same:
+            raise Conflict(f"the clientOrderId {order.client_order_id!r} was used for another order; use a new one")
         account, marks, *_ = self.account(model)
         return {"result": status, **result, "account": account_json(account, marks)}
 
@@ -182,22 +178,15 @@ class AgentDesk(ABC, Generic[D]):
 
     @abstractmethod
     def _current(self, model: Model) -> D | None:
-        """Return the open decision, which may be late."""
+        """Return the open decision, whose deadline may have passed."""
 
-    def _is_late(self, opened: D) -> bool:
-        """Return whether the deadline of an open decision has passed; in lockstep, its workflow ends it in time."""
-        return False
+    async def _goes_on(self, opened: D) -> bool:
+        """Return whether an open decision goes on; if its deadline has passed, end it."""
+        return True  # in lockstep its workflow ends it in time
 
     @abstractmethod
     async def _begin(self, model: Model, decisions_per_minute: int | None) -> D:
         """Open the next decision. Raises like `view`."""
-
-    async def _reshown(self, opened: D) -> D:
-        """Return an open decision whose view is asked for again."""
-        return opened
-
-    async def _expire(self, opened: D) -> None:
-        """End a late decision."""
 
     @abstractmethod
     async def _execute(self, opened: D, decision: Decision) -> dict[str, Any]:
@@ -212,20 +201,9 @@ class AgentDesk(ABC, Generic[D]):
         """Raise the error that says why no decision on this view is open."""
 
     @abstractmethod
-    async def _earlier(self, model: Model, order: PlaceOrder) -> ToolCall | None:
-        """Return the recorded call with the client order id of an order."""
-
-    async def _booked(self, model: Model, order: PlaceOrder) -> dict[str, Any] | None:
-        """Return the result of the order with this client order id that only the books have.
-
-        :raises Conflict: it has other contents
-        """
-        return None
+    async def _first_answer(self, model: Model, order: PlaceOrder) -> ToolCall | OrderAnswer | None:
+        """Return the first call with the client order id of an order, or what the books alone have of it."""
 
 
 def view_expired(view_id: str | None) -> ViewExpired:
     return ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
-
-
-def other_contents(order: PlaceOrder) -> Conflict:
-    return Conflict(f"the clientOrderId {order.client_order_id!r} was used for another order; use a new one")

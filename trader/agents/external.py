@@ -11,10 +11,8 @@ from typing import Any, Literal, NoReturn
 from uuid import UUID, uuid4
 
 from trader.agents.calls import CallExecutor, EndedBy
-from trader.agents.desk import AccountState, AgentDesk, OpenDecision, other_contents, view_expired
-from trader.agents.domain.guard import order_of
+from trader.agents.desk import AccountState, AgentDesk, OpenDecision, view_expired
 from trader.agents.domain.invocations import ToolCall
-from trader.agents.domain.messages import order_outcome
 from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.domain.tools import (
@@ -51,7 +49,7 @@ from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.idempotent_orders import first_answer
 from trader.exchange.protocol import not_trading
 from trader.exchange.sql.halts import insert_halting_command, select_open_command
-from trader.market.domain.markets import canonical_symbol, traded_symbol
+from trader.market.domain.markets import traded_symbol
 
 _log = logging.getLogger("trader.agents")
 
@@ -164,7 +162,7 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
 
     def account(self, model: Model) -> AccountState:
         account, exchange = self._exchange.account(model.id), self._exchange
-        return AccountState(account, exchange.marks(), exchange.markets, account.id in exchange.accounts)
+        return account, exchange.marks(), exchange.markets, account.id in exchange.accounts
 
     async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
         return await self._exchange.cancel_order(model.id, order_id)
@@ -227,12 +225,12 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
     def _current(self, model: Model) -> ExternalDecision | None:
         return self._open.get(model.id)
 
-    def _is_late(self, opened: ExternalDecision) -> bool:
-        return self._clock.now() > opened.deadline
-
-    async def _reshown(self, opened: ExternalDecision) -> ExternalDecision:
+    async def _goes_on(self, opened: ExternalDecision) -> bool:
+        if self._clock.now() > opened.deadline:
+            await self._expire(opened)
+            return False
         await opened.record.require_term()  # another leader may have executed an order on it
-        return opened
+        return True
 
     async def _begin(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
         now = cut_to_ms(self._clock.now())
@@ -272,22 +270,13 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         limits = limits_of(record.model, self._settings.attempt_timeout_s)
         return ServiceEnvironment(record, self._exchange, self._observer, self._clock, limits)
 
-    async def _earlier(self, model: Model, order: PlaceOrder) -> ToolCall | None:
-        opened = self._open.get(model.id)
-        if opened is None or order.client_order_id is None:
-            return None
-        await opened.record.settle_pending()
-        return opened.earlier(order.client_order_id)
-
-    async def _booked(self, model: Model, order: PlaceOrder) -> dict[str, Any] | None:
-        assert order.client_order_id is not None, "the order was looked for by it"
-        answer = await first_answer(self._database, model.id, order.client_order_id)
-        if answer is None:
-            return None
-        wanted = order_of(order, canonical_symbol(order.symbol)).order(model.id, UUID(int=0), 0)
-        if answer.contents_digest != wanted.contents_digest():
-            raise other_contents(order)
-        return self._repeated(model, *order_outcome([answer]))
+    async def _first_answer(self, model: Model, order: PlaceOrder) -> ToolCall | OrderAnswer | None:
+        opened, chosen = self._open.get(model.id), order.client_order_id or ""
+        if opened is not None:
+            await opened.record.settle_pending()
+            if (call := opened.earlier(chosen)) is not None:
+                return call
+        return await first_answer(self._database, model.id, chosen)
 
     async def _refuse_view(self, model: Model, view_id: str | None) -> NoReturn:
         await self._save_ended()

@@ -150,8 +150,8 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         if hdrs.ORIGIN in request.headers or FETCH_SITE in request.headers:
             _check_origin(request)
-        access = request.app.get(ACCESS)
-        if access is not None and (access.closes_reading or hdrs.AUTHORIZATION in request.headers):
+        access = request.app[ACCESS]
+        if access.closes_reading or hdrs.AUTHORIZATION in request.headers:
             await _admit(request, access)
         response = await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
@@ -216,7 +216,7 @@ async def _find_nothing(_: web.Request) -> web.StreamResponse:
 
 async def _refuse_path(request: web.Request) -> web.Response:
     """Answer a request without a route: 405 if its path has other methods, otherwise 404."""
-    if request.path.startswith(rpc.PREFIX) and rpc.DISPATCHER in request.app:
+    if request.path.startswith(rpc.PREFIX):
         return request.app[rpc.DISPATCHER].refuse_path(request)
     allowed: set[str] = set()
     for resource in request.app.router.resources():

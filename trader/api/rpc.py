@@ -175,8 +175,7 @@ class Dispatcher:
             return await self._handle_other(request)
         info = request[INFO]
         info.changes = target.procedure.changes
-        if (access := request.app.get(ACCESS)) is not None:
-            self._check_reading(target.procedure, access, info.caller)
+        self._check_reading(target.procedure, request.app[ACCESS], info.caller)
         body = arrived_body(request)
         if body is None:
             body = await read_body(request, self._body_wait_s)
@@ -334,9 +333,8 @@ def _method_not_supported(method: str, style: BodyStyle) -> Answer:
 
 def refuse(request: web.Request, error: TraderError) -> web.Response:
     """Return the response for an error of `ANSWERED` raised outside a call, in the style of the path."""
-    dispatcher = request.app.get(DISPATCHER)
-    if dispatcher is not None and request.path.startswith(PREFIX):
-        return _response(_error_answer(error, dispatcher.style_of(request)))
+    if request.path.startswith(PREFIX):
+        return _response(_error_answer(error, request.app[DISPATCHER].style_of(request)))
     return refusal(_status_of(error)[0], str(error), _headers_of(error))
 
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, Literal, NoReturn, Protocol
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
@@ -203,11 +203,8 @@ def _executed(turn: Turn) -> Iterator[tuple[ToolRequest, dict[str, Any]]]:
         yield ToolRequest(id=call["id"], **call["function"]), msgspec.json.decode(result["content"])
 
 
-class _Call(NamedTuple):
-    """A call of an agent, and the result that it waits for."""
-
-    decision: Decision
-    result: asyncio.Future[dict[str, Any]]
+_Call = tuple[Decision, asyncio.Future[dict[str, Any]]]
+"""A call of an agent, and the result that it waits for."""
 
 
 class CallingAgent(_AgentProvider):
@@ -233,7 +230,9 @@ class CallingAgent(_AgentProvider):
         """Its decisions so far, oldest first."""
 
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(1)
-        self._executed: _Call | None = None
+        self._executed: asyncio.Future[dict[str, Any]] | None = None
+        """The result that the agent waits for while its workflow executes the call."""
+
         self._offered, self._fetched = asyncio.Event(), asyncio.Event()
         self._has_called = self._is_over = False
         self._told = asyncio.Event()
@@ -247,23 +246,23 @@ class CallingAgent(_AgentProvider):
         :raises ProviderError: the agent has not asked for its view
         """
         if self._executed is not None:
-            self._executed.result.set_result(msgspec.json.decode(turn.messages[-1]["content"]))
+            self._executed.set_result(msgspec.json.decode(turn.messages[-1]["content"]))
             self._executed = None
         elif not self._fetched.is_set():
             await self._offer_view(turn)
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._until_s - began_s):
-                call = await self._calls.get()
+                decision, result = await self._calls.get()
         except TimeoutError:
             self._close(ViewExpired)
             return _end(self.model, _NO_DECISION, began_s, is_refusal=turn.number == 1)
-        if isinstance(call.decision, Holding):
+        if isinstance(decision, Holding):
             self._close(ViewDecided)
-            call.result.set_result({"result": "ok", "holding": True})
+            result.set_result({"result": "ok", "holding": True})
         else:
-            self._executed = call
-        return _answer(self.model, turn.number, call.decision, began_s)
+            self._executed = result
+        return _answer(self.model, turn.number, decision, began_s)
 
     async def _offer_view(self, turn: Turn) -> None:
         """Wait until the agent asks for its view, from which its time counts."""
@@ -293,9 +292,9 @@ class CallingAgent(_AgentProvider):
         left = [] if self._executed is None else [self._executed]
         self._executed = None
         while not self._calls.empty():
-            left.append(self._calls.get_nowait())
-        for call in left:
-            call.result.set_exception(why("the decision has ended; get a new view"))
+            left.append(self._calls.get_nowait()[1])
+        for result in left:
+            result.set_exception(why("the decision has ended; get a new view"))
 
     async def close(self) -> None:
         """Tell the agent, if there is one, that the backtest has ended, once it asks for the next view."""
@@ -346,9 +345,9 @@ class CallingAgent(_AgentProvider):
         if self.is_kept(decision):
             return self._kept.popleft()[1]
         self._kept.clear()
-        call = _Call(decision, asyncio.get_running_loop().create_future())
-        await self._calls.put(call)
-        return await call.result
+        result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        await self._calls.put((decision, result))
+        return await result
 
     @property
     def latest(self) -> AgentEnvironment:
@@ -362,11 +361,16 @@ class CallingAgent(_AgentProvider):
 
 
 class BacktestDesk(AgentDesk[OpenDecision]):
-    """The desk of the agents with keys in a backtest. What changes something belongs to an open decision."""
+    """The desk of the agents with keys in a backtest, and what they read of the run.
+
+    What changes something belongs to an open decision.
+    """
 
     def __init__(self, agents: Sequence[CallingAgent], settings: Settings) -> None:
         super().__init__(settings)
         self._agents = {agent.model.id: agent for agent in agents}
+        self.board: LeaderboardMaker | None = None
+        """None before the run has begun, and in an exam."""
 
     async def view(self, model: Model, decisions_per_minute: int | None) -> OpenDecision:
         await self._agents[model.id].wait_for_view()
@@ -391,7 +395,7 @@ class BacktestDesk(AgentDesk[OpenDecision]):
         known = "open view, to which this belongs in a backtest" if view_id is None else f"view {view_id[:40]!r}"
         raise ViewUnknown(f"{model.id} has no {known}; get one with agent.getView")
 
-    async def _earlier(self, model: Model, order: PlaceOrder) -> ToolCall | None:
+    async def _first_answer(self, model: Model, order: PlaceOrder) -> ToolCall | None:
         agent, chosen = self._agents[model.id], order.client_order_id or ""
         if agent.is_kept(order):
             return None
@@ -409,7 +413,7 @@ class BacktestDesk(AgentDesk[OpenDecision]):
 
     def account(self, model: Model) -> AccountState:
         environment = self._agents[model.id].latest
-        return AccountState(environment.account(), environment.marks(), environment.markets, is_open=True)
+        return environment.account(), environment.marks(), environment.markets, True
 
     async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
         environment, wanted = self._agents[model.id].latest, order_id_of(model.id, order_id)
@@ -438,21 +442,10 @@ class BacktestDesk(AgentDesk[OpenDecision]):
         asked_by = f"the agent {model.id}"
         return OperatorCommand(id=command_id, verb=verb, account_id=model.id, reason=reason, asked_by=asked_by)
 
-
-class RunReader:
-    """What agents with keys read of the run: their decisions so far, and the board."""
-
-    def __init__(self, agents: Sequence[CallingAgent]) -> None:
-        self.agents = agents
-        self.board: LeaderboardMaker | None = None
-        """None before the run has begun, and in an exam."""
-
     async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]:
         """Return the finished decisions of an agent, latest first. It has no raw answers, `with_answers` or not."""
-        (agent,) = (each for each in self.agents if each.model.id == model_id)
-        older = (
-            each for each in reversed(agent.finished) if page.until is None or each.invocation.started_at < page.until
-        )
+        decisions = reversed(self._agents[model_id].finished)
+        older = (each for each in decisions if page.until is None or each.invocation.started_at < page.until)
         return list(islice(older, page.skip, page.skip + page.limit))
 
     async def leaderboard(self, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
@@ -467,6 +460,11 @@ class RunReader:
     async def latest_season(self) -> None:
         """Return None: a backtest is not a season."""
 
+    async def close(self) -> None:
+        """End the backtest for its agents."""
+        for agent in self._agents.values():
+            await agent.close()
+
 
 @dataclass(frozen=True, slots=True)
 class BacktestContext:
@@ -474,13 +472,13 @@ class BacktestContext:
 
     settings: Settings
     desk: BacktestDesk
-    invocations: RunReader
-    analytics: RunReader
+    invocations: BacktestDesk
+    analytics: BacktestDesk
 
 
 @asynccontextmanager
 async def serving_agents(
-    reader: RunReader, keys: Sequence[Credential], settings: Settings, port: int
+    desk: BacktestDesk, keys: Sequence[Credential], settings: Settings, port: int
 ) -> AsyncIterator[str]:
     """Serve the procedures of `agent`, and MCP, on this machine, and yield the address. Port 0 takes any free one.
 
@@ -488,12 +486,11 @@ async def serving_agents(
     """
     load_procedures()
     served = REGISTRY.part(name for name in REGISTRY.procedures if name.startswith("agent."))
-    context = BacktestContext(settings, BacktestDesk(reader.agents, settings), reader, reader)
+    context = BacktestContext(settings, desk, invocations=desk, analytics=desk)
     app = edge.make_app(settings, Access(None, None, keys=keys), Dispatcher(served, context))
     sockets = bind("127.0.0.1", port, "Agents call there; --listen selects another port.")
     async with serving(app, settings, sockets) as bound:
         try:
             yield f"http://127.0.0.1:{bound}"
         finally:
-            for agent in reader.agents:
-                await agent.close()
+            await desk.close()

@@ -22,7 +22,7 @@ from trader.agents.sql.models import select_models
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
+from trader.backtest.agents import BacktestDesk, CalledAgent, CallingAgent, LeaderboardMaker, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
@@ -62,7 +62,7 @@ _FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
 class Chosen(NamedTuple):
     """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested.
 
-    `agent_lines` tell external agents where to call; `reader` answers what they ask about the run.
+    `agent_lines` tell external agents where to call; those with keys are served at the `desk`.
     """
 
     models: list[tuple[Model, DecisionSource]]
@@ -70,12 +70,12 @@ class Chosen(NamedTuple):
     spending: Spending
     is_asking: bool
     agent_lines: tuple[str, ...] = ()
-    reader: RunReader | None = None
+    desk: BacktestDesk | None = None
 
     def show_board(self, board: LeaderboardMaker) -> None:
         """Let agents with keys read the board of the run."""
-        if self.reader is not None:
-            self.reader.board = board
+        if self.desk is not None:
+            self.desk.board = board
 
     def keeping_decisions(self, folder: Path | None) -> "Chosen":
         """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""
@@ -261,12 +261,12 @@ async def _of_agents(
             lines.append(f"{model.id} is called at {url}, signed with {secret}")
         answers = KeptAnswers(EXTERNAL, cassette, spending, agent, 1)
         models.append((model, AgentSource(model, answers, agent, settings, period[1], hidden)))
-    reader = RunReader(calling)
+    desk = BacktestDesk(calling, settings)
     if calling:
         port = settings.port if entrants.port is None else entrants.port
-        address = await stack.enter_async_context(serving_agents(reader, keys, settings, port))
+        address = await stack.enter_async_context(serving_agents(desk, keys, settings, port))
         lines.insert(0, f"agent.* and /mcp at {address}")
-    return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines), reader=reader)
+    return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines), desk=desk)
 
 
 def _agent_model(text: str, every: str | None, deadline_s: int | None, at: datetime) -> tuple[Model, str | None]:

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from trader.backtest.conditions import CAUSES, compare_conditions
 from trader.backtest.execution import LEDGER, REPORT, BacktestListener, Interrupts, execute
+from trader.backtest.run import CAUSES, compare_conditions
 from trader.backtest.spec import DECISIONS, RESULT, BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
