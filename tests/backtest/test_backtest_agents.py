@@ -523,6 +523,24 @@ async def test_a_late_or_silent_agent_gets_an_error_that_says_so(monkeypatch: py
         await waiting
 
 
+async def test_a_view_asked_for_while_its_decision_ends_is_not_the_end_of_the_backtest() -> None:
+    model, settings = (
+        msgspec.structs.replace(make_model("scout"), provider=EXTERNAL),
+        Settings.load({}, None, demo=True),
+    )
+    agent = CallingAgent(model, settings)
+    desk, agent.record = BacktestDesk([agent], settings), InvocationRecord(model, START)
+    turn: Any = SimpleNamespace(number=1, messages=[], view=SimpleNamespace(at=START))
+    answer = asyncio.create_task(agent.answer(turn))
+    opened = await desk.view(model, None)
+    holding = asyncio.create_task(desk.decide(model, opened.id, Hold(reason="done")))
+    asked = asyncio.create_task(desk.view(model, None))
+    assert (await holding)["holding"]
+    assert len((await answer).calls) == 1
+    with pytest.raises(Unavailable, match="not due yet"):
+        await asked
+
+
 async def test_agents_are_served_within_the_limits_of_a_service() -> None:
     settings = Settings.load({"HTTP_HEAD_TIMEOUT_S": "1"}, None, demo=True)
     async with serving_agents(BacktestDesk([], settings), [], settings, 0) as address:

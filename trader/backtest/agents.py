@@ -79,6 +79,7 @@ FAREWELL_S: Final = 2.0
 """How long the end of a backtest waits for an agent to ask for the next view."""
 
 _NO_DECISION: Final = "the agent did not decide before the deadline of its view"
+_NOT_DUE: Final = "the next decision is not due yet; ask again"
 
 
 LeaderboardMaker = Callable[[RunWindow, SortKey], list[LeaderboardEntry]]
@@ -314,17 +315,20 @@ class CallingAgent(_AgentProvider):
             async with asyncio.timeout(NEXT_VIEW_S):
                 await self._offered.wait()
         except TimeoutError:
-            raise Unavailable("the next decision is not due yet; ask again") from None
+            raise Unavailable(_NOT_DUE) from None
         self._has_called = True
 
     def fetch(self) -> OpenDecision:
         """Open the decision that is due, from which its time counts.
 
         :raises SeasonOver: the backtest has ended
+        :raises Unavailable: the decision has ended in the meantime
         """
-        if self._offer is None:
+        if self._is_over:
             self._told.set()
             raise SeasonOver("the backtest has ended: there are no more views")
+        if self._offer is None:
+            raise Unavailable(_NOT_DUE)
         self._fetched.set()
         return self._offer
 
