@@ -134,6 +134,7 @@ class Agent:
                 "wrong": self.tool("placeOrder", viewId=view["viewId"], symbol="BTC", quantity="0.001"),
                 "moved": self.call("setExitPlan", viewId=view["viewId"], symbol="BTC", stop=80_000),
                 "unknown": self.call("hold", 404, viewId="x", reason="x"),
+                "no market": self.call("getOrderBook", 400, symbol="XYZ"),
             }
         usage = {"model": "lab/graph", "steps": 3, "inputTokens": 900, "outputTokens": 50, "costUsd": 0.002}
         self.call("hold", viewId=view["viewId"], reason="seen", usage=usage)
@@ -157,7 +158,7 @@ def test_an_agent_is_replayed_without_a_request(data: Path, tmp_path: Path, agen
     said = agent.said
     assert (said["placed"]["result"], said["placed"]["filledQuantity"]) == ("ok", "0.01")
     assert (said["who"]["agentId"], said["who"]["variant"]) == ("scout", "Apex")
-    assert (said["other"], said["unknown"]) == ("CONFLICT", "VIEW_UNKNOWN")
+    assert (said["other"], said["unknown"], said["no market"]) == ("CONFLICT", "VIEW_UNKNOWN", "VALIDATION_ERROR")
     assert (said["candles"]["symbol"], len(said["candles"]["candles"]) > 10) == ("BTC", True)
     assert said["account"]["positions"][0]["quantity"] == 0.01
     assert said["moved"]["exitPlan"]["stop"] == 80_000

@@ -25,7 +25,7 @@ from trader.core.errors import Conflict, ViewDecided, ViewExpired
 from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.halts import OperatorCommand, Verb
 from trader.exchange.domain.orders import OrderAnswer
-from trader.market.domain.markets import Market, canonical_symbol
+from trader.market.domain.markets import Market, canonical_symbol, traded_symbol
 from trader.settings.settings import Settings
 
 
@@ -111,11 +111,12 @@ class AgentDesk(ABC, Generic[D]):
     async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
         """Execute a read-only call. An open decision records it among its calls.
 
-        :raises NotFound: there is no such market
+        :raises InvalidInput: there is no such market
         """
         async with self._locks[model.id]:
             opened = self._current(model)
             if opened is not None and await self._goes_on(opened):
+                traded_symbol(decision.symbol, self.account(model)[2])
                 return await self._execute(opened, decision)
         return await self._look(model, decision)
 

@@ -214,11 +214,8 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
                 await insert_halting_command(conn, command)
         return asked or command
 
-    async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
-        traded_symbol(decision.symbol, self._exchange.markets)
-        return await super().read(model, decision)
-
     async def _look(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
+        traded_symbol(decision.symbol, self._exchange.markets)
         status, result = await execute(decision, self._environment_of(self._record_of(model, self._clock.now())))
         return {"result": status, **result}
 
