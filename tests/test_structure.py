@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -109,6 +110,18 @@ AWAITED: Final = {
     "trader/record/anchor_sinks.py": "a thread whose outcome is awaited",
 }
 """The modules that start tasks and threads themselves, and how they notice their ends."""
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types alone count too. A package's `__init__` names what it publishes, and is no part of it."""
+    names = {path.removesuffix(".py").replace("/", "."): tree for path, tree in modules()}
+    imports: dict[str, set[str]] = {}
+    for name, tree in names.items():
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+        whole = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        own = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+        imports[name] = names.keys() & (whole | own | {str(node.module) for node in found})
+    TopologicalSorter(imports).prepare()  # raises CycleError with the circle
 
 
 def test_every_task_and_thread_has_an_owner_that_notices_its_end() -> None:
