@@ -34,9 +34,8 @@ from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Show
 from trader.agents.execute import execute_change, resting_order
 from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
 from trader.agents.record import InvocationRecord, StartedCall
-from trader.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, Waiting, next_minute
+from trader.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, TouchFinder, Waiting, next_minute
 from trader.backtest.market import BacktestMarket
-from trader.backtest.touches import TouchFinder
 from trader.core.clock import ceil_second, epoch_second, iso, moment_of
 from trader.core.statistics import change_percent
 from trader.exchange.domain import rules as rules_of_exchange
