@@ -363,7 +363,12 @@ MUTANTS: Final = (
         "an open view is shown without a look at the term",
         "it is in memory",
         "agents/external.py",
-        [("                    await decision.record.require_term()", "                    pass")],
+        [
+            (
+                "        await opened.record.require_term()  # another leader may have executed an order on it",
+                "        pass",
+            )
+        ],
         [pair("webhook", "webhook elsewhere")],
     ),
     Mutant(

@@ -137,16 +137,22 @@ NULLS = [
 ]
 
 
+class Shown(msgspec.Struct):
+    """The output of every procedure."""
+
+    input: str
+
+
 @pytest.fixture
 async def inputs(aiohttp_client: AiohttpClient) -> AppClient:
     """A service that answers every procedure with its decoded input."""
 
-    async def shown(_: object, request: Any) -> dict[str, Any]:
-        return {"input": repr(request)}
+    async def shown(_: object, request: Any) -> Shown:
+        return Shown(repr(request))
 
     registry = Registry()
     for name, declared in REGISTRY.procedures.items():
-        shown.__annotations__ = {"_": object, "request": declared.input_type, "return": dict[str, Any]}
+        shown.__annotations__ = {"_": object, "request": declared.input_type, "return": Shown}
         registry.procedure(name)(shown)
     settings = Settings.load({}, None, demo=True)
     return await aiohttp_client(make_app(context=SimpleNamespace(settings=settings), registry=registry))
