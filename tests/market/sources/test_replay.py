@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -18,7 +18,7 @@ from support.waiting import until
 
 from trader.backtest.spec import conditions_of, open_source
 from trader.composition.external import make_source
-from trader.core.clock import Clock, LockstepClock, ScaledClock, SystemClock
+from trader.core.clock import LockstepClock, ScaledClock, SystemClock
 from trader.core.errors import MarketDataError, MarketUnavailable, StartError
 from trader.live.lighter.source import VenueSource
 from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
@@ -143,22 +143,17 @@ async def test_history_yields_the_same_ticks_as_a_lockstep_replay(tmp_path: Path
 async def test_after_its_end_prices_become_stale_and_the_replay_waits(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(1)), speed=0)
     clock = source.clock(None)
-    ticks = [tick async for tick in _until_quiet(source, clock)]
-    assert source.ends_at == START + timedelta(seconds=59) == ticks[-1].at
-    assert ticks[-1].quotes["BTC"].is_stale(clock.now())
-
-
-async def _until_quiet(source: ReplaySource, clock: Clock) -> AsyncIterator[Tick]:
+    assert source.ends_at == START + timedelta(seconds=59)
     ticks = source.ticks(clock, START)
-    while True:
-        coming = asyncio.ensure_future(anext(ticks))
-        done, _ = await asyncio.wait([coming], timeout=0.2)
-        if not done:
-            coming.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await coming
-            return
-        yield coming.result()
+    last = await anext(ticks)
+    while last.at < source.ends_at:
+        last = await anext(ticks)
+    waiting = asyncio.ensure_future(anext(ticks))
+    await until(lambda: last.quotes["BTC"].is_stale(clock.now()))
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_speed_is_a_multiple_of_real_time(tmp_path: Path) -> None:
