@@ -181,7 +181,8 @@ class Connection(asyncio.Protocol):
             request_id = new_id()
             log.info("request %s: the head took too long", request_id)
             self._transport.write(_SLOW_HEAD_ANSWER % (len(_SLOW_HEAD), request_id.encode(), _SLOW_HEAD))
-            self.close()
+            self._others.pop(self, None)
+            self._transport.close()  # after the answer, which an abort could drop
 
 
 def connection_of(request: web.Request) -> Connection | None:
