@@ -324,14 +324,14 @@ HIDDEN = (
     "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
     "[each for each in glob.glob('/proc/[0-9]*/environ') if 'SECRET' in open(each).read()][0]",
 )  # fmt: skip
-"""What an unconfined strategy could open of its folder, of the machine, and of the service's process."""
+"""Places that an unconfined strategy could open: in its folder, on the machine, and in the service's process."""
 
 
 @needs_bubblewrap
 async def test_a_confined_strategy_sees_its_modules_and_nothing_else_also_later(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it cannot see is missing, also if it comes to the folder while the strategy runs."""
+    """Files outside its view are missing, even those that are created while the strategy runs."""
     monkeypatch.setenv("OPENROUTER_API_KEY", SECRET)
     (open_folder / "package").mkdir()
     for name in ("helper.py", "package/__init__.py", "package/inner.py"):

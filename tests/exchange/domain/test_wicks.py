@@ -26,7 +26,7 @@ sides = st.sampled_from(OrderSide)
 presets = st.sampled_from(("default", "hyperliquid"))
 leverages = st.sampled_from((3, 10, 20))
 notionals = st.sampled_from((9_000, 200_000, 20_000_000))
-"""Of the position: small, as large as a thin book takes, and larger than any book."""
+"""Sizes of the position: small, as large as a thin book takes, and larger than any book."""
 
 
 def quotes(side: OrderSide, moves: Sequence[float]) -> list[Quote]:
