@@ -8,11 +8,11 @@ change its session's state (SET, LISTEN, session advisory locks); inside a trans
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -138,6 +138,11 @@ class Page(NamedTuple):
 def part_of_row(row: asyncpg.Record, kind: type[T]) -> T:
     """Return a struct or named tuple from the row's columns of the same names; the row may have others."""
     return kind(**{name: row[name] for name in kind.__annotations__})
+
+
+def columns_of(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return the columns of rows, also of none, as the parameters of `unnest`."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
 class PoolUse(NamedTuple):

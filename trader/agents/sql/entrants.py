@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from msgspec.structs import astuple
+
 from trader.agents.domain.entrants import Entrant
 from trader.database.pool import Connection
 from trader.record.sql.chain import ENTRANT_COLUMNS, MISSED_COLUMNS, insert_rows_record, lock_chain
@@ -35,15 +37,7 @@ async def insert_entrant(conn: Connection, entrant: Entrant) -> None:
 
     The connection must be in a transaction: the entrant is also recorded in the chain.
     """
-    rows = await conn.fetch(
-        INSERT_ENTRANT,
-        entrant.model_id,
-        entrant.number,
-        entrant.fingerprint,
-        entrant.configuration,
-        entrant.answered_by,
-        entrant.began_at,
-    )
+    rows = await conn.fetch(INSERT_ENTRANT, *astuple(entrant))
     await insert_rows_record(conn, "entrants", rows)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from trader.agents.domain.invocations import Invocation
+from trader.agents.sql.invocations import INVOCATION_COLUMNS
 from trader.database.leadership import HOLD_TERM
 from trader.database.pool import Connection
 
@@ -47,16 +48,8 @@ async def insert_decision(
 ) -> tuple[bool, bool]:
     """Insert an invocation with its view. Return whether the term is current (otherwise nothing is inserted), and
     whether the invocation is new."""
-    row = await conn.fetchrow(
-        INSERT_DECISION,
-        term,
-        invocation.id,
-        invocation.model_id,
-        invocation.started_at,
-        invocation.entrant,
-        deadline,
-        shown,
-    )
+    opened = invocation.id, invocation.model_id, invocation.started_at, invocation.entrant
+    row = await conn.fetchrow(INSERT_DECISION, term, *opened, deadline, shown)
     assert row is not None, "it has no source of rows"
     return row["is_leading"], row["is_new"]
 
@@ -87,14 +80,12 @@ async def delete_decided_views(conn: Connection) -> None:
     await conn.execute(DELETE_OPEN_VIEWS)
 
 
-SELECT_OPEN_VIEWS = """
-SELECT v.deadline, v.shown, v.pending, v.inputs, i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count,
-       i.input_tokens, i.output_tokens, i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts,
-       i.unpriced_steps
-FROM open_views v JOIN invocations i ON i.id = v.invocation_id
-WHERE i.status = 'running'
-ORDER BY i.started_at
-"""
+SELECT_OPEN_VIEWS = f"""
+SELECT {INVOCATION_COLUMNS}, deadline, shown, pending, inputs
+FROM open_views JOIN invocations ON id = invocation_id
+WHERE status = 'running'
+ORDER BY started_at
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_open_views(conn: Connection) -> list[OpenView]:

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from operator import attrgetter
 from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from trader.agents.domain.invocations import Failing, Invocation, Step, ToolCall
 from trader.core.variant_id import VariantId
@@ -23,16 +25,15 @@ ON CONFLICT (id) DO NOTHING
 
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
     """Insert an invocation. Return False if the model already has one with this start time."""
-    done: str = await conn.execute(
-        INSERT_INVOCATION,
-        invocation.id,
-        invocation.model_id,
-        invocation.started_at,
-        invocation.entrant,
-        invocation.reserved_usd,
-    )
+    started = invocation.id, invocation.model_id, invocation.started_at, invocation.entrant, invocation.reserved_usd
+    done: str = await conn.execute(INSERT_INVOCATION, *started)
     return done == "INSERT 0 1"
 
+
+INVOCATION_COLUMNS = """
+    id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+    finished_at, entrant, unmetered_attempts, unpriced_steps
+"""
 
 UPDATE_INVOCATION = """
 UPDATE invocations
@@ -41,28 +42,16 @@ SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_toke
 WHERE id = $1 AND status = 'running'
 """
 
+invocation_values = attrgetter(
+    "id", "status", "failure_reason", "response", "step_count", "input_tokens", "output_tokens", "cost_usd",
+    "finished_at", "entrant", "unmetered_attempts", "unpriced_steps",
+)  # fmt: skip
+"""Returns the parameters of UPDATE_INVOCATION in order."""
+
 
 async def update_invocation(conn: Connection, invocation: Invocation) -> bool:
     """Update a running invocation. Return False for a closed one, which never changes."""
     return await conn.execute(UPDATE_INVOCATION, *invocation_values(invocation)) == "UPDATE 1"
-
-
-def invocation_values(invocation: Invocation) -> tuple[object, ...]:
-    """Return the parameters of UPDATE_INVOCATION in order."""
-    return (
-        invocation.id,
-        invocation.status,
-        invocation.failure_reason,
-        invocation.response,
-        invocation.step_count,
-        invocation.input_tokens,
-        invocation.output_tokens,
-        invocation.cost_usd,
-        invocation.finished_at,
-        invocation.entrant,
-        invocation.unmetered_attempts,
-        invocation.unpriced_steps,
-    )
 
 
 class DayCost(NamedTuple):
@@ -215,22 +204,7 @@ ON CONFLICT DO NOTHING
 
 async def insert_step(conn: Connection, step: Step) -> None:
     """Insert a step; leave an existing one unchanged."""
-    await conn.execute(
-        INSERT_STEP,
-        step.invocation_id,
-        step.number,
-        step.provider,
-        step.key_number,
-        step.model,
-        step.tool_names,
-        step.input_tokens,
-        step.output_tokens,
-        step.cost_usd,
-        step.duration_ms,
-        step.created_at,
-        step.cached_tokens,
-        step.cache_write_tokens,
-    )
+    await conn.execute(INSERT_STEP, *astuple(step))
 
 
 INSERT_TOOL_CALL = """
@@ -242,16 +216,7 @@ ON CONFLICT DO NOTHING
 
 async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
     """Insert a tool call; leave an existing one unchanged."""
-    await conn.execute(
-        INSERT_TOOL_CALL,
-        call.id,
-        call.invocation_id,
-        call.number,
-        call.type,
-        call.status,
-        call.metadata,
-        call.created_at,
-    )
+    await conn.execute(INSERT_TOOL_CALL, *astuple(call))
 
 
 UPSERT_NOTE = """
@@ -292,12 +257,9 @@ async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -
     return {row["invocation_id"]: row["payload"] for row in rows}
 
 
-SELECT_INVOCATION = """
-SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts, unpriced_steps
-FROM invocations
-WHERE id = $1
-"""
+SELECT_INVOCATION = f"""
+SELECT {INVOCATION_COLUMNS} FROM invocations WHERE id = $1
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation | None:
@@ -319,9 +281,7 @@ HAS_OUTCOME = """
 """Which `invocations` tried to change their account, or failed or had a call refused; null: all."""
 
 SELECT_INVOCATIONS = f"""
-SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts, unpriced_steps
-FROM invocations
+SELECT {INVOCATION_COLUMNS} FROM invocations
 WHERE status <> 'running' AND started_at < coalesce($3::timestamptz, 'infinity') AND {HAS_OUTCOME}
 ORDER BY started_at DESC, model_id
 LIMIT $2 OFFSET $4
@@ -335,11 +295,10 @@ async def select_invocations(conn: Connection, page: Page, outcome: TurnOutcome 
 
 # Take the latest of each model, then the latest overall: models without recent invocations cause no long scan.
 SELECT_CHOSEN_INVOCATIONS = f"""
-SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
+SELECT i.*
 FROM models m
 CROSS JOIN LATERAL (
-    SELECT * FROM invocations
+    SELECT {INVOCATION_COLUMNS} FROM invocations
     WHERE model_id = m.id AND status <> 'running' AND started_at < coalesce($5::timestamptz, 'infinity')
       AND {HAS_OUTCOME}
     ORDER BY started_at DESC
@@ -410,13 +369,11 @@ async def select_fills(conn: Connection, account_id: str, sequences: Sequence[in
     return [msgspec.convert({**row}, Fill) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
 
 
-SELECT_INVOCATIONS_WITHIN = """
-SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts, unpriced_steps
-FROM invocations
+SELECT_INVOCATIONS_WITHIN = f"""
+SELECT {INVOCATION_COLUMNS} FROM invocations
 WHERE model_id = $1 AND started_at >= $2 AND started_at <= $3 AND status <> 'running'
 ORDER BY started_at
-"""
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_invocations_within(

@@ -285,13 +285,7 @@ RETURNING market_identity, trading_mode, venue_url, venue_account_index, process
 
 async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> ServiceState:
     """Return the state of the database; a new database takes on this identity."""
-    record = await conn.fetchrow(
-        UPSERT_SERVICE_STATE,
-        identity.market_identity,
-        identity.trading_mode,
-        identity.venue_url,
-        identity.venue_account_index,
-    )
+    record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(identity))
     assert record is not None
     until = record["processed_until"]
     processed = None if until is None else AppliedTick(record["processed_tick"], until)

@@ -100,15 +100,7 @@ INSERT INTO commands (id, verb, account_id, reason, asked_by, term) VALUES ($1, 
 
 async def insert_command(conn: Connection, command: OperatorCommand) -> None:
     """Write a command for the leading process."""
-    await conn.execute(
-        INSERT_COMMAND,
-        command.id,
-        command.verb,
-        command.account_id,
-        command.reason,
-        command.asked_by,
-        command.term,
-    )
+    await conn.execute(INSERT_COMMAND, *msgspec.structs.astuple(command))
 
 
 async def insert_halting_command(conn: Connection, command: OperatorCommand) -> bool:

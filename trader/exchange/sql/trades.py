@@ -10,7 +10,7 @@ import asyncpg
 import msgspec
 
 from trader.core.variant_id import VariantId
-from trader.database.pool import Connection, Page, part_of_row
+from trader.database.pool import Connection, Page, columns_of, part_of_row
 from trader.exchange.domain.account import Position, Trade
 from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Side
 
@@ -191,8 +191,7 @@ async def select_run_trades(
     conn: Connection, since: Sequence[tuple[str, UUID, datetime]]
 ) -> list[tuple[str, RunTrade]]:
     """Return the trades of (account, run, earliest closing) triples with their account, by closing per account."""
-    columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
-    rows = await conn.fetch(SELECT_RUN_TRADES, *columns)
+    rows = await conn.fetch(SELECT_RUN_TRADES, *columns_of(since, 3))
     return [(row["account_id"], msgspec.convert({**row, "id": row["id"].int}, RunTrade)) for row in rows]
 
 

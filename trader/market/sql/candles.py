@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from trader.database.pool import Connection
+from trader.database.pool import Connection, columns_of
 from trader.market.domain.markets import Candle
 
 SELECT_LAST_MINUTES = """
@@ -45,16 +45,8 @@ async def insert_minutes(conn: Connection, candles: Sequence[tuple[str, Candle]]
 
     Every leader reads the same minutes from the source, so the term is not checked.
     """
-    await conn.execute(
-        INSERT_MINUTES,
-        [symbol for symbol, _ in candles],
-        [candle.open_time for _, candle in candles],
-        [candle.open for _, candle in candles],
-        [candle.high for _, candle in candles],
-        [candle.low for _, candle in candles],
-        [candle.close for _, candle in candles],
-        [candle.volume for _, candle in candles],
-    )
+    rows = ((symbol, *candle) for symbol, candle in candles)
+    await conn.execute(INSERT_MINUTES, *columns_of(rows, 7))
 
 
 DELETE_MINUTES = "DELETE FROM candles WHERE minutes = 1 AND open_time < $1"

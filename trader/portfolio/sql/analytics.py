@@ -10,6 +10,7 @@ import msgspec
 
 from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
 from trader.agents.domain.invocations import Invocation
+from trader.agents.sql.invocations import INVOCATION_COLUMNS
 from trader.agents.sql.models import FILLS_BY_HAND
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
@@ -217,15 +218,13 @@ async def select_trade_totals(
     return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, *chosen, by, model_id, variant)]
 
 
-SELECT_FAILURES = """
-SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts, unpriced_steps
-FROM invocations
+SELECT_FAILURES = f"""
+SELECT {INVOCATION_COLUMNS} FROM invocations
 WHERE (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
   AND started_at < coalesce($2::timestamptz, 'infinity')
 ORDER BY started_at DESC, id
 LIMIT $1 OFFSET $3
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_failures(conn: Connection, page: Page) -> list[Invocation]:
@@ -233,12 +232,11 @@ async def select_failures(conn: Connection, page: Page) -> list[Invocation]:
     return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, *page)]
 
 
-SELECT_MODEL_FAILURES = """
-SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
+SELECT_MODEL_FAILURES = f"""
+SELECT i.*
 FROM unnest($1::text[]) AS m (id)
 CROSS JOIN LATERAL (
-    SELECT * FROM invocations
+    SELECT {INVOCATION_COLUMNS} FROM invocations
     WHERE model_id = m.id
       AND (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
       AND started_at < coalesce($3::timestamptz, 'infinity')
@@ -247,7 +245,7 @@ CROSS JOIN LATERAL (
 ) i
 ORDER BY i.started_at DESC, i.id
 LIMIT $2 OFFSET $4
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_model_failures(conn: Connection, model_ids: Sequence[str], page: Page) -> list[Invocation]:

@@ -6,9 +6,11 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec.structs import astuple
+
 from trader.core.clock import EPOCH
 from trader.core.variant_id import VariantId
-from trader.database.pool import Connection
+from trader.database.pool import Connection, columns_of
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
 from trader.portfolio.domain.equity_audit import HourlyCandles
@@ -84,17 +86,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term
     A snapshot of an hour that is in the chain already, since the clock was set back, goes to the next hour that is not.
     The partitions of their times must exist. With a `term` nothing is added once that is over.
     """
-    added: int = await conn.fetchval(
-        INSERT_SNAPSHOTS,
-        [snapshot.account_id for snapshot in snapshots],
-        [snapshot.run_id for snapshot in snapshots],
-        [snapshot.net_portfolio for snapshot in snapshots],
-        [snapshot.cash for snapshot in snapshots],
-        [snapshot.unrealized_pnl for snapshot in snapshots],
-        [snapshot.created_at for snapshot in snapshots],
-        [snapshot.leverage for snapshot in snapshots],
-        term,
-    )
+    added: int = await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term)
     return added
 
 
@@ -310,8 +302,7 @@ ORDER BY w.account_id, h.hour
 
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
     """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
-    columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
-    return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns)]
+    return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns_of(since, 3))]
 
 
 def ceil_to_hour(moment: datetime) -> datetime:

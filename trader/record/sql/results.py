@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from trader.database.pool import SCAN_TIMEOUT_S, Connection
+from trader.database.pool import SCAN_TIMEOUT_S, Connection, columns_of
 from trader.record.domain.results import Span
 from trader.record.sql.chain import (
     ENTRANT_COLUMNS,
@@ -107,13 +107,7 @@ SET sequence = excluded.sequence, run_number = excluded.run_number, hour = exclu
 
 async def upsert_marks(conn: Connection, marks: Sequence[ChainMark]) -> None:
     """Record how far the results of accounts are in the chain."""
-    await conn.execute(
-        UPSERT_MARKS,
-        [mark.account_id for mark in marks],
-        [mark.sequence for mark in marks],
-        [mark.run_number for mark in marks],
-        [mark.hour for mark in marks],
-    )
+    await conn.execute(UPSERT_MARKS, *columns_of(marks, 4))
 
 
 # The runs that an account has begun since then, and the ended one before them.
