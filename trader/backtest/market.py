@@ -40,30 +40,6 @@ _SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INT
 V = TypeVar("V")
 
 
-class PastPrices(Protocol):
-    """The past prices of one market, by second since 1970. Prices exist from the first tick on."""
-
-    def last_tick(self, second: int) -> int:
-        """Return the last second with a tick, up to this one."""
-        ...
-
-    def next_tick(self, second: int) -> int | None:
-        """Return the first second with a tick, from this one on; None if there is none."""
-        ...
-
-    def mark(self, second: int) -> Decimal:
-        """Return the mark at this second; between ticks, the mark of the last one."""
-        ...
-
-    def quote(self, second: int) -> Quote:
-        """Return the latest quote at this second."""
-        ...
-
-    def extremes(self, first: int, last: int) -> PriceRange:
-        """Return the extremes over whole minutes, or over seconds of one minute."""
-        ...
-
-
 class PricedMinutes(Protocol):
     """The past prices of one market as candles with a path; minutes and seconds count from 1970, prices are in half
     ticks."""
@@ -108,9 +84,10 @@ class PastSource(Protocol):
 
 
 class _CandlePrices:
-    """The `PastPrices` of candles. A minute with a candle has a tick in each second.
+    """The past prices of one market with candles, by second since 1970, as `RecordedSeconds` has those with books.
 
-    Columns hold its prices in half ticks; within a gap, every column has the last close before it.
+    A minute with a candle has a tick in each second. Columns hold its prices in half ticks; within a gap, every column
+    has the last close before it. Prices exist from the first tick on.
     """
 
     def __init__(self, prices: PricedMinutes, span: range) -> None:
@@ -313,7 +290,7 @@ class BacktestMarket:
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
         self._known_rate = source.known_funding_rate
-        self._prices: dict[str, PastPrices] = {
+        self._prices = {
             symbol: each if isinstance(each, RecordedSeconds) else _CandlePrices(each, self.span)
             for symbol, each in source.recordings.items()
         }

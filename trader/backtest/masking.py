@@ -1,7 +1,6 @@
 """Masked agents in a backtest: they see and name masked markets, while books and records have the real ones."""
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -11,8 +10,8 @@ from msgspec.structs import replace
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.strategy import Peek
-from trader.agents.domain.view import Memory, ObservedFill, Shown, VariantLimits, View
-from trader.backtest.engine import AccountSession
+from trader.agents.domain.view import Memory, ObservedFill, Shown, View
+from trader.backtest.session import AccountSession
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
 from trader.exchange.session import validate_order
@@ -63,6 +62,8 @@ class MaskedSession:
         self._session = session
         self._mask = mask
         self._inverse = mask.inverse()
+        self.limits = session.limits
+        self.thinking, self.wait_for_price, self.halt = session.thinking, session.wait_for_price, session.halt
 
     def now(self) -> datetime:
         return self._mask.apply(self._session.now())
@@ -70,16 +71,10 @@ class MaskedSession:
     async def sleep_until(self, moment: datetime) -> None:
         await self._session.sleep_until(self._inverse.apply(moment))
 
-    def thinking(self) -> AbstractContextManager[None]:
-        return self._session.thinking()
-
     async def view(self, shown: Shown) -> View:
         view = await self._session.view(shown)
         memory = view.memory  # from the agent's own views and decisions, so it is already masked
         return replace(self._mask.apply(replace(view, memory=Memory())), memory=memory)
-
-    async def wait_for_price(self) -> None:
-        await self._session.wait_for_price()
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         real = self._inverse.names[symbol]
@@ -88,10 +83,6 @@ class MaskedSession:
     def order_book(self, symbol: str) -> Book | None:
         real = self._inverse.names[symbol]
         return self._mask.apply(self._session.order_book(real))
-
-    @property
-    def limits(self) -> VariantLimits:
-        return self._session.limits
 
     async def risk_context(self) -> RiskContext:
         return self._mask.apply(await self._session.risk_context())
@@ -112,9 +103,6 @@ class MaskedSession:
 
     async def open_account(self) -> Account:
         return self._mask.apply(await self._session.open_account())
-
-    async def halt(self, reason: str) -> None:
-        await self._session.halt(reason)
 
     def order(self, order_id: UUID) -> OrderAnswer | None:
         answer = self._session.order(order_id)

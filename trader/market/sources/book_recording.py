@@ -44,9 +44,11 @@ class RecordedSeconds:
             column.append(self._known.setdefault(str(price), price))
 
     def last_tick(self, second: int) -> int:
+        """Return the last second with an update, up to this one."""
         return self._at[self._place(second)]
 
     def next_tick(self, second: int) -> int | None:
+        """Return the first second with an update, from this one on; None if there is none."""
         place = bisect_left(self._at, second)
         return self._at[place] if place < len(self._at) else None
 
@@ -57,6 +59,7 @@ class RecordedSeconds:
         return self._quote_at(self.last_tick(second))
 
     def extremes(self, first: int, last: int) -> PriceRange:
+        """Return the extremes over these seconds."""
         begin, stop = max(0, self._place(first)), self._place(last) + 1
         marks = self._marks[begin:stop]
         return PriceRange(min(marks), max(marks), min(self._asks[begin:stop]), max(self._bids[begin:stop]))

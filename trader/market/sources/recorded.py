@@ -18,12 +18,13 @@ from trader.market.domain.markets import INTERVALS, PLAIN_FUNDING_RATE, Candle, 
 from trader.market.sources.files import FileRow, Minutes
 from trader.market.sources.recorder import RecordedLine, decode_book, find_recording, read_hour
 from trader.market.sources.replay import make_clock, play
+from trader.market.sources.source import QuietSource
 
 _BEFORE: Final = timedelta(seconds=1)
 """A replay starts at most this long before the first update, so that the first update is one like all others."""
 
 
-class RecordedSource:
+class RecordedSource(QuietSource):
     """Replays a recording at `speed` times real time; 0 is as fast as the service processes it."""
 
     name = "replay"
@@ -197,12 +198,6 @@ class RecordedSource:
 
     def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
         return self._rates.get((symbol, boundary))
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        return None
-
-    def trouble(self, symbol: str) -> str | None:
-        return None
 
 
 def _joined(minutes: Minutes, span: timedelta, first: datetime, last: datetime) -> Iterator[tuple[datetime, Candle]]:

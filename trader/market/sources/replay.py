@@ -41,7 +41,7 @@ from trader.market.sources.files import (
 from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.rows import chosen_rows
-from trader.market.sources.source import Seed
+from trader.market.sources.source import QuietSource, Seed
 
 log = logging.getLogger("trader.market")
 
@@ -53,7 +53,7 @@ _TICKS_MIN: Final = 100
 """A market with fewer ticks than this would move in steps of more than one percent."""
 
 
-class ReplaySource:
+class ReplaySource(QuietSource):
     """Replays the candles of a folder or file at `speed` times real time; 0 is as fast as the service processes them.
 
     Funding files are read from `funding_place`, or from the folder of the candles. A market with a file pays each
@@ -271,12 +271,6 @@ class ReplaySource:
     def plain_rate(self, symbol: str) -> Decimal:
         """Return the hourly funding rate of a market without a funding file."""
         return self.markets[symbol].funding_rate if self._plain_rate is None else self._plain_rate
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        return None
-
-    def trouble(self, symbol: str) -> str | None:
-        return None
 
 
 def make_clock(start: datetime, speed: float) -> Clock:

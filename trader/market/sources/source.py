@@ -87,6 +87,25 @@ class MarketSource(Protocol):
         ...
 
 
+class QuietSource:
+    """What a source answers that needs no opening and knows of no trouble, open interest or recorded funding."""
+
+    async def open(self) -> None:
+        """Do nothing: there is nothing to open."""
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def trouble(self, symbol: str) -> str | None:
+        return None
+
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return None
+
+    def open_interest(self, symbol: str) -> Decimal | None:
+        return None
+
+
 @runtime_checkable
 class PolledSource(MarketSource, Protocol):
     """A source that does not always push; it is then polled for the next book at an interval."""

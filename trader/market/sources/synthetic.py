@@ -27,7 +27,7 @@ from trader.market.domain.markets import (
 from trader.market.sources.books import BookModel, Grid, HalfTickCandle, stress_after
 from trader.market.sources.path import HOUR_S, KNOT_S, KNOTS, Paths
 from trader.market.sources.rows import chosen_rows
-from trader.market.sources.source import Seed
+from trader.market.sources.source import QuietSource, Seed
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
@@ -41,7 +41,7 @@ _USUAL_VOLUME = 1.3
 _MINUTE_KNOTS = 60 // KNOT_S
 
 
-class SyntheticSource:
+class SyntheticSource(QuietSource):
     """Seeded and correlated markets with trends, ranges and crashes. Pushes one tick per second."""
 
     name = "synthetic"
@@ -67,12 +67,6 @@ class SyntheticSource:
         self.identity = f"{self.name}:{seed.name}"
         paths = Paths(seed.value, self._rows)
         self._makers = {symbol: MarketMaker(seed.value, row, paths) for symbol, row in self._rows.items()}
-
-    async def open(self) -> None:
-        """Do nothing: there is nothing to open."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return SystemClock()
@@ -110,15 +104,6 @@ class SyntheticSource:
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self.markets[symbol].funding_rate
-
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return None
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        return None
-
-    def trouble(self, symbol: str) -> str | None:
-        return None
 
 
 def aggregate(candles: Iterable[Candle], interval: Interval) -> list[Candle]:
