@@ -232,7 +232,7 @@ class Observer:
         run_id, midnight = account.run.id, hour.replace(hour=0)
         async with self._database.connection() as conn:
             past = await select_run_past(conn, account_id, run_id, TRADES_SHOWN, list(self._exchange.markets))
-        series = [EquityPoint(mark.hour, float(mark.equity)) for mark in past.curve]
+        series = [EquityPoint(at, float(equity)) for at, equity in past.curve]
         history = RunHistory(
             run_id=run_id,
             sequence=account.sequence,
@@ -240,8 +240,8 @@ class Observer:
             trades=past.record.trades,
             stats=with_risk_figures(past.record.stats, account.run.initial_capital, series),
             actions=past.record.last_fills,
-            peak=max((mark.equity for mark in past.curve), default=None),
-            day_opening=next((mark.equity for mark in reversed(past.curve) if mark.hour < midnight), None),
+            peak=max((equity for _, equity in past.curve), default=None),
+            day_opening=next((equity for at, equity in reversed(past.curve) if at < midnight), None),
         )
         self._histories[account_id] = history
         return history

@@ -14,7 +14,8 @@ from trader.agents.domain.observation import RunHistory
 from trader.agents.domain.tools import Change
 from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
-from trader.agents.sql.agent_view import select_equity_curve, select_lowest_equity
+from trader.agents.sql.agent_view import select_lowest_equity
+from trader.core.clock import EPOCH
 from trader.database.pool import Connection
 from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
@@ -24,7 +25,7 @@ from trader.exchange.session import Session
 from trader.portfolio.domain.baselines import TRADES_KEPT, BaselineState, EquityMarks
 from trader.portfolio.domain.histories import Snapshot, value_account
 from trader.portfolio.snapshots import is_due
-from trader.portfolio.sql.snapshots import LastSnapshot
+from trader.portfolio.sql.snapshots import LastSnapshot, select_run_hours
 
 
 class FollowedAccount:
@@ -57,8 +58,8 @@ class FollowedAccount:
     async def read_equity(self, conn: Connection, now: datetime) -> None:
         """Read the recorded equity of the account's run."""
         run_id, midnight = self.account.run.id, now.replace(hour=0, minute=0, second=0, microsecond=0)
-        for mark in await select_equity_curve(conn, self.account.id, run_id):
-            self.equity = self.equity.noted(mark.hour, mark.equity)
+        for value in await select_run_hours(conn, [(self.account.id, run_id, EPOCH)]):
+            self.equity = self.equity.noted(value.hour, value.last)
         lowest = await select_lowest_equity(conn, self.account.id, run_id, midnight)
         self.equity = msgspec.structs.replace(self.equity, lowest=lowest)
 

@@ -16,7 +16,6 @@ from trader.exchange.sql.accounts import select_identity, select_processed_until
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
 from trader.portfolio.domain.seasons import (
     MarketTerms,
-    Participation,
     Season,
     SeasonRecord,
     SeasonResult,
@@ -40,28 +39,18 @@ from trader.record.sql.chain import insert_anchor
 from trader.settings.settings import Settings
 
 
-class MarketSeed(NamedTuple):
-    """The seed of a database's market: its `digest` while secret, else its `value`; both None for a real market."""
+async def _read_seed(conn: Connection, market_identity: str) -> tuple[str | None, str | None]:
+    """Return the digest of a market's seed while it is secret, else the seed; neither for a real market.
 
-    digest: str | None = None
-    value: str | None = None
-
-
-async def read_market_seed(conn: Connection) -> MarketSeed:
-    """Return the seed; it is public once an earlier season has published it.
-
-    :raises StartError: the service has not started on this database yet
+    It is public once an earlier season has published it.
     """
-    identity = await select_identity(conn)
-    if identity is None:
-        raise StartError("No service has started on this database yet; start it once, so that it records its market.")
-    if known := re.search(r":([0-9]+)$", identity.market_identity):
-        return MarketSeed(value=known[1])
-    _, _, digest = identity.market_identity.rpartition(":sha256:")
-    if digest == identity.market_identity:
-        return MarketSeed()
+    if known := re.search(r":([0-9]+)$", market_identity):
+        return None, known[1]
+    _, _, digest = market_identity.rpartition(":sha256:")
+    if digest == market_identity:
+        return None, None
     published = {seed_digest(season.seed): season.seed for season in await select_seasons(conn) if season.seed}
-    return MarketSeed(value=published[digest]) if digest in published else MarketSeed(digest=digest)
+    return (None, published[digest]) if digest in published else (digest, None)
 
 
 async def open_season(conn: Connection, rules: SeasonRules) -> Season:
@@ -74,8 +63,9 @@ async def open_season(conn: Connection, rules: SeasonRules) -> Season:
     latest = await select_latest_season(conn)
     if latest is not None and latest.closed_at is None:
         raise StartError(f"{latest.title} is still open; close it before you open another season.")
-    seed, identity = await read_market_seed(conn), await select_identity(conn)
-    assert identity is not None, "its seed was read"
+    if (identity := await select_identity(conn)) is None:
+        raise StartError("No service has started on this database yet; start it once, so that it records its market.")
+    digest, seed = await _read_seed(conn, identity.market_identity)
     now = await market_now(conn, at)
     if rules.start <= now:
         raise InvalidInput(Issue(("start",), f"{iso(rules.start)} is in the past: the market is at {iso(now)}"))
@@ -87,8 +77,8 @@ async def open_season(conn: Connection, rules: SeasonRules) -> Season:
             number=0,
             at=at,
             rules=rules,
-            seed_digest=seed.digest,
-            seed=seed.value,
+            seed_digest=digest,
+            seed=seed,
             market=MarketTerms(identity=identity.market_identity, trading_mode=identity.trading_mode),
         ),
     )
@@ -237,8 +227,8 @@ class AccountPast(NamedTuple):
 
     def absence(self, rules: SeasonRules, record: EntrantRecord, began_at: datetime) -> str | None:
         """Return why the account's current entrant is excluded from a season's board; None if it is not."""
-        part = Participation(self.runs, len({each.number for each in self.entrants}), self.manual_since)
-        return absence(rules, record, began_at, part)
+        entrants = len({each.number for each in self.entrants})
+        return absence(rules, record, began_at, self.runs, entrants, self.manual_since)
 
 
 async def read_accounts(

@@ -16,8 +16,6 @@ from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.models import Model
 from trader.agents.domain.observation import LastFill, latest_first
 from trader.agents.sql.agent_view import (
-    HourlyEquity,
-    select_equity_curve,
     select_lowest_equity,
     select_run_past,
 )
@@ -300,10 +298,9 @@ async def test_equity_of_the_run(traded: Database) -> None:
                 "INSERT INTO portfolio_snapshots VALUES ('ada', $1, $2, $2, 0, $3)",
                 run_id, Decimal(worth), AT + timedelta(minutes=minute),
             )  # fmt: skip
-        assert (await select_run_past(conn, "ada", RUN, 2, [])).curve == await select_equity_curve(conn, "ada", RUN)
-        assert await select_equity_curve(conn, "ada", RUN) == [
-            HourlyEquity(AT + timedelta(hours=1), Decimal(1000)),
-            HourlyEquity(AT + timedelta(hours=2), Decimal(1010)),
+        assert (await select_run_past(conn, "ada", RUN, 2, [])).curve == [
+            (AT + timedelta(hours=1), Decimal(1000)),
+            (AT + timedelta(hours=2), Decimal(1010)),
         ]
         assert await select_lowest_equity(conn, "ada", RUN, AT) == 5
         assert await select_lowest_equity(conn, "ada", RUN, AT + timedelta(minutes=2)) == 6

@@ -16,31 +16,10 @@ from trader.exchange.domain.orders import Cause, OrderSide, Side
 from trader.exchange.sql.trades import trade_of_row
 
 
-class HourlyEquity(NamedTuple):
-    """The last equity recorded in an hour."""
-
-    hour: datetime
-    equity: Decimal
-
-
-SELECT_EQUITY_CURVE = """
-SELECT hour, last
-FROM portfolio_hourly
-WHERE account_id = $1 AND run_id = $2
-ORDER BY hour
-"""
-
-
-async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[HourlyEquity]:
-    """Return the last equity of every recorded hour of a run, ascending."""
-    rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
-    return [HourlyEquity(row["hour"], row["last"]) for row in rows]
-
-
 class RunPast(NamedTuple):
-    """The past of a run: its last equity of each hour, and the trading record of its agent."""
+    """The past of a run: the hours with their last equity, ascending, and the trading record of its agent."""
 
-    curve: list[HourlyEquity]
+    curve: list[tuple[datetime, Decimal]]
     record: TradingRecord
 
 
@@ -86,7 +65,7 @@ async def select_run_past(
     row = await conn.fetchrow(SELECT_RUN_PAST, account_id, run_id, trades_max, symbols)
     assert row is not None  # an aggregate without GROUP BY returns one row
     return RunPast(
-        [HourlyEquity(hour, equity) for hour, equity in zip(row["hours"], row["equities"], strict=True)],
+        list(zip(row["hours"], row["equities"], strict=True)),
         TradingRecord(
             trades=tuple(observe_trade(trade_of_row(trade, Trade)) for trade in row["trades"]),
             last_fills={fill["symbol"]: _last_fill(**fill) for fill in row["fills"]},

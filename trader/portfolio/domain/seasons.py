@@ -301,22 +301,24 @@ def changes(before: SeasonRules, after: SeasonRules) -> list[AmendedRule]:
     return [AmendedRule(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
-class Participation(NamedTuple):
-    """An account's participation in the season: its runs and entrants, and its first manual trade."""
+def absence(
+    rules: SeasonRules,
+    record: EntrantRecord,
+    began_at: datetime,
+    runs: int,
+    entrants: int,
+    manual_since: datetime | None,
+) -> str | None:
+    """Return why the current entrant of an account is excluded from the board; None if it is not.
 
-    runs: int
-    entrants: int
-    manual_since: datetime | None = None
-
-
-def absence(rules: SeasonRules, record: EntrantRecord, began_at: datetime, account: Participation) -> str | None:
-    """Return why the current entrant of an account is excluded from the board; None if it is not."""
-    if account.manual_since is not None:
-        return f"the account was traded by hand at {iso(account.manual_since)}"
-    if "reset" in rules.disqualify and account.runs > 1:
-        return f"disqualified: the account is in its run {account.runs} of the season"
-    if "change" in rules.disqualify and account.entrants > 1:
-        return f"disqualified: the account has had {account.entrants} configurations in the season"
+    In the season the account had this number of `runs` and `entrants`, and its first manual trade at `manual_since`.
+    """
+    if manual_since is not None:
+        return f"the account was traded by hand at {iso(manual_since)}"
+    if "reset" in rules.disqualify and runs > 1:
+        return f"disqualified: the account is in its run {runs} of the season"
+    if "change" in rules.disqualify and entrants > 1:
+        return f"disqualified: the account has had {entrants} configurations in the season"
     if began_at > rules.last_entry:
         return f"it began at {iso(began_at)}; entry was until {iso(rules.last_entry)}"
     covered = record.coverage_percent
