@@ -8,7 +8,7 @@ import pytest
 
 from trader.agents.domain.models import rule_model
 from trader.agents.reproduction import reproduce_invocation
-from trader.backtest.accounts import ModelAccount
+from trader.backtest.advance import Journal
 from trader.backtest.baselines import open_baselines
 from trader.backtest.history import PastAgent, open_models, past_of, write_history
 from trader.backtest.market import BacktestMarket
@@ -30,15 +30,12 @@ CYCLE = timedelta(minutes=15)
 Fill = tuple[str, int, datetime, str, Decimal, Decimal]
 
 
-class Recorded:
+class Recorded(Journal):
     """A journal of fills and snapshots."""
 
     def __init__(self) -> None:
         self.fills: list[Fill] = []
         self.snapshots: list[tuple[str, datetime, Decimal]] = []
-
-    def open(self, followed: ModelAccount) -> None:
-        pass
 
     def post(self, posting: Posting) -> None:
         self.fills += [

@@ -6,34 +6,30 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.candles import write_walk
 from support.chromium import chromium_program
 from support.reports import opened_report, rows_of
 
 from trader.__main__ import main
+from trader.agents.domain.models import rule_model
 from trader.agents.variants import VARIANTS
-from trader.backtest.report import lines_of, monthly_returns, time_held
+from trader.backtest.report import lines_of, monthly_returns
 from trader.core.variant_id import VariantId
 from trader.exchange.domain.orders import Cause
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.evidence import Statement
 from trader.portfolio.domain.histories import HourlyValue
+from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.sql.analytics import CurrentRun
 from trader.portfolio.tables import Table, load_table
 from trader.seasons.page import RankedModel, SeasonReport, page
 from trader.seasons.sql.report import AccountReport
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), max_size=8))
-def test_time_in_the_market_counts_no_minute_twice(spans: list[list[int]]) -> None:
-    held = time_held((START + timedelta(minutes=start), START + timedelta(minutes=end)) for start, end in spans)
-    assert held == timedelta(minutes=len({minute for start, end in spans for minute in range(start, end)}))
 
 
 def test_months_compound_to_the_whole_return_and_end_with_ruin() -> None:
@@ -76,7 +72,9 @@ def standing(account_id: str, variant: str, cost: Decimal | None = None) -> Rank
         liquidation_fees=zero, funding=zero, insurance=zero, model_cost=cost, invocations=70, trades=1,
         within_minute=0,
     )  # fmt: skip
-    return RankedModel(account, [(START, 0.0), (end, 0.95)], Statement(48, None, "too short"), 1.5)
+    run = RunStatistics(CurrentRun(account_id, UUID(int=1), account.initial_capital, START))
+    run.set_hours([HourlyValue(account_id, at, Decimal(equity), at) for at, equity in ((START, 10_000), (end, 10_095))])
+    return RankedModel(account, run, Statement(48, None, "too short"))
 
 
 async def words_of(
@@ -84,14 +82,16 @@ async def words_of(
 ) -> str:
     """Return the text of a report on accounts with one trade in each variant, with a line between any two elements."""
     chromium_program()
-    variants = {each.account.variant for each in standings}
     trade = RunTrade(1, Decimal("0.95"), Decimal(100), True, None, START, START + timedelta(hours=1), close_reason)
-    trades = [(variant, trade) for variant in sorted(variants)]
+    for each in standings:
+        each.run.add_trades([trade])
+    models = {each.account.model_id: rule_model(VariantId(each.account.variant), START) for each in standings}
+    runs = {each.account.model_id: each.run for each in standings}
     nothing: dict[str, Any] | None = (
         {"figures": [], "months": [], "monthly": [], "listings": [], "markets": []} if is_backtest else None
     )
     file = folder / "report.html"
-    file.write_text(page(SeasonReport("own", standings, [], trades, backtest=nothing)), encoding="utf-8")
+    file.write_text(page(SeasonReport("own", standings, models, runs, backtest=nothing)), encoding="utf-8")
     async with opened_report(file, folder) as tab:
         words: str = await tab.evaluate("document.querySelector('main').innerHTML.replaceAll(/(<[^>]*>)+/g, '|')")
         return words

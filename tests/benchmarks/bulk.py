@@ -30,6 +30,7 @@ from trader.agents.payloads import Payload
 from trader.agents.record import InvocationRecord
 from trader.agents.sql.models import select_models
 from trader.backtest.accounts import ModelAccount
+from trader.backtest.advance import Journal
 from trader.backtest.history import history_database, past_of
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
@@ -233,7 +234,7 @@ async def _write(plan: Plan, progress: Callable[[float], None]) -> None:
         await conn.close()
 
 
-class BulkJournal:
+class BulkJournal(Journal):
     """Journal that copies the rows that a service would have written, without links of the chain."""
 
     def __init__(self, conn: Any, term: int, payloads_from: datetime) -> None:

@@ -29,8 +29,8 @@ from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import execute
 from trader.agents.record import InvocationRecord, StartedCall
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.engine import AccountSession
 from trader.backtest.market import BacktestMarket
+from trader.backtest.session import AccountSession
 from trader.core.clock import epoch_second, moment_of
 from trader.core.money import floor_to, round_to
 from trader.core.variant_id import VariantId

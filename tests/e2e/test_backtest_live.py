@@ -21,7 +21,7 @@ from support.run_profile import is_nightly
 
 from trader.__main__ import main
 from trader.agents.record import InvocationRecord
-from trader.backtest.accounts import ModelAccount
+from trader.backtest.advance import Journal
 from trader.backtest.market import BacktestMarket
 from trader.backtest.output import LedgerLines
 from trader.backtest.run import Backtest, rule_models
@@ -29,7 +29,6 @@ from trader.core.clock import epoch_second, iso, moment_of
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EmbeddedPostgres
-from trader.exchange.domain.ledger import Posting
 from trader.market.domain.markets import INTERVALS
 from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.recorder import Recorder, find_recording
@@ -95,14 +94,8 @@ async def books_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     return folder
 
 
-class Snapshots(list[Snapshot]):
+class Snapshots(list[Snapshot], Journal):
     """A journal of only the snapshots."""
-
-    def open(self, followed: ModelAccount) -> None:
-        pass
-
-    def post(self, posting: Posting) -> None:
-        pass
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self.append(snapshot)

@@ -9,9 +9,11 @@ from support.calls import Call
 from support.chromium import is_installed
 from support.reports import opened_report, report_data, rows_of
 
+from trader.agents.sql.models import select_models
 from trader.agents.variants import VARIANTS
 from trader.commands.models_seed import sample_models
 from trader.database.pool import Database
+from trader.portfolio.run_statistics import CurrentRuns
 from trader.seasons.sql import report as store
 
 pytestmark = pytest.mark.processes
@@ -34,8 +36,10 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(
     made = await call("report", "--name", "<Season & one>")
     assert made.code == 0, made.err
     shown = report_data(tmp_path / "season.html")
+    runs = await CurrentRuns(database).refresh()
     async with database.connection() as conn:
-        accounts = await store.select_report_accounts(conn)
+        models = {model.id: model for model in await select_models(conn)}
+        accounts = await store.select_report_accounts(conn, models, runs)
         assert len(accounts) == len(shown["evidence"]["entrants"]) == MODELS
         assert all(account.change == account.explained for account in accounts)
         assert sorted(

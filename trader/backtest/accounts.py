@@ -1,9 +1,10 @@
 """Accounts of a backtest, the base class of their decision sources, and the ticks that can change an account."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from trader.backtest.market import BacktestMarket
 from trader.core.clock import ceil_second, epoch_second, moment_of
 from trader.core.money import ZERO
 from trader.core.statistics import EquityPoint
-from trader.exchange.domain.account import Account, last_boundary
+from trader.exchange.domain.account import Account, Trade, last_boundary
 from trader.exchange.domain.halts import Halt
 from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_account
 from trader.exchange.domain.orders import AnswerFill, OrderAnswer
@@ -145,6 +146,9 @@ class BacktestAccount(FollowedAccount):
 
     cadence = CYCLE
     """The time between two decisions, as the agent's view states it."""
+
+    is_booked = True
+    """Whether its postings belong to the ledger."""
 
     def __init__(self, source: DecisionSource, shown: Shown, limits: VariantLimits, account: Account) -> None:
         super().__init__(BaselineState(account=account))
@@ -276,6 +280,24 @@ class ModelAccount(BacktestAccount):
         self._hours_read = 0
         self._last_hour_read: list[HourlyValue] = []
         """How many hours were recorded when the history was last read, and the last of them, which may go on."""
+
+        self.trades: list[Trade] = []
+        """Its completed trades, in order of closing."""
+
+        self.fees = self.liquidation_fees = ZERO
+        self.largest: dict[str, Decimal] = {}
+        """The notional of its largest execution in each market."""
+
+    def apply(self, posting: Posting) -> None:
+        super().apply(posting)
+        self.trades += posting.trades
+        executed: defaultdict[str, Decimal] = defaultdict(Decimal)
+        for fill in posting.fills:
+            self.fees += fill.fee
+            self.liquidation_fees += fill.liquidation_fee
+            executed[fill.symbol] += fill.quantity * fill.price
+        for symbol, notional in executed.items():
+            self.largest[symbol] = max(notional, self.largest.get(symbol, ZERO))
 
     def history(self, now: datetime) -> RunHistory:
         """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""

@@ -11,8 +11,8 @@ from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import Change
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import FIRST_CYCLE, BacktestAccount, DecisionSource, next_minute
-from trader.backtest.engine import AccountSession
 from trader.backtest.market import BacktestMarket
+from trader.backtest.session import AccountSession
 from trader.core.clock import moment_of
 from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Account
@@ -59,6 +59,8 @@ class BaselineSource(DecisionSource):
 
 
 class BaselineAccount(BacktestAccount):
+    is_booked = False
+
     def __init__(self, baseline: Baseline, source: DecisionSource, account: Account) -> None:
         agent = Strategy() if baseline.variant is None else VARIANTS[baseline.variant].agent()
         limits = agent.limits if baseline.variant is None else VARIANTS[baseline.variant].limits

@@ -22,6 +22,7 @@ from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
 from trader.backtest.market import BacktestMarket
 from trader.backtest.models import Chosen, choose_models
@@ -33,13 +34,15 @@ from trader.backtest.result import (
     baselines_value,
     board,
     capacity_value,
-    judge,
     labelled,
     listings_value,
     masked_value,
+    rank,
+    statistics_of,
+    statistics_of_baseline,
     strategy_value,
 )
-from trader.backtest.run import Backtest, RunJournal
+from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.backtest.spec import DECISIONS, RESULT, BacktestSource, BacktestSpec, Conditions, environ_of, open_source
 from trader.backtest.trials import add_trials, check_trials
@@ -51,9 +54,10 @@ from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
+from trader.portfolio.evidence import Field, last_whole_hour
+from trader.portfolio.evidence import make_report as evidence_report
 from trader.portfolio.tables import Results, Table, check_format
 from trader.seasons.page import RankedModel, page
-from trader.seasons.standings import make_standings
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
 
@@ -201,7 +205,7 @@ async def _execute(
             if spec.has_database:
                 books = DatabaseJournal(await _open_database(out, source, stack), settings)
             tables = TableJournal()
-            journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
+            journals: list[Journal] = [ledger, tables] if books is None else [ledger, tables, books]
             run = Backtest.fresh(market, settings, chosen.models, journals, has_baselines=spec.has_evidence)
             chosen.show_board(partial(board, run, settings))
             if books is not None:
@@ -232,18 +236,22 @@ async def _conclude(
     :raises OSError: a file cannot be written
     :raises StartError: the ledger of trials cannot be written
     """
-    standings = make_standings(run.reports(), run.equity_hours())
-    evidence = await judge(run, settings, end.reached) if spec.has_evidence else None
+    runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
+    baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
+    standings, evidence = rank(run, runs), None
+    if spec.has_evidence:
+        models = {followed.model.id: followed.model for followed in run.accounts}
+        evidence = await evidence_report(Field(last_whole_hour(end.reached), models, runs, baselines))
     value = _value(spec, settings, source, run, chosen, end, digest, standings)
     shown = None if evidence is None else GetEvidenceOutput.of("run", evidence)
-    value |= {"baselines": baselines_value(run), "evidence": shown}
+    value |= {"baselines": baselines_value(run, baselines), "evidence": shown}
     masked = masked_value(spec.entrants.mask, value["accounts"])
     value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
     add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
     (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
     if evidence is not None:
         report = await make_report(
-            run, source, settings, spec.conditions.recording.name, labelled(standings, run), evidence
+            run, source, spec.conditions.recording.name, labelled(standings, run), runs, baselines, evidence
         )
         (spec.out / REPORT).write_text(page(report), encoding="utf-8")
     return value, standings

@@ -21,6 +21,7 @@ from trader.agents.sql.entrants import upsert_cycles
 from trader.agents.sql.invocations import insert_invocation, insert_payload
 from trader.agents.sql.models import upsert_model
 from trader.backtest.accounts import Idle, ModelAccount
+from trader.backtest.advance import Journal
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.sources import AiSource, RecordingStrategySource, ReplayedDecisions
 from trader.core.clock import iso
@@ -94,7 +95,7 @@ class Lines:
         return self._digest.hexdigest()
 
 
-class LedgerLines(Lines):
+class LedgerLines(Lines, Journal):
     """Journal that writes a line `{"table": …, "row": …}` for each row: amounts are decimal text, times ISO 8601.
 
     Every change of a position writes its row again; its last line has the final state.
@@ -106,9 +107,6 @@ class LedgerLines(Lines):
         """Write the row of an account's first run."""
         run = msgspec.structs.asdict(followed.account.run)
         self._add("runs", {"account_id": followed.account.id, **run, "ended_at": None})
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        """Ignore snapshots: they follow from the ledger and the prices."""
 
     def post(self, posting: Posting) -> None:
         """Write the rows of a posting."""
@@ -131,14 +129,11 @@ class DecisionLines(Lines):
                 followed.source.recorded.clear()
 
 
-class TableJournal:
+class TableJournal(Journal):
     """Journal that fills the tables of a result: for the accounts, everything; for the baselines, their equity."""
 
     def __init__(self) -> None:
         self.tables = empty()
-
-    def open(self, followed: ModelAccount) -> None:
-        """Do nothing: an account without trades appears with its equity."""
 
     def post(self, posting: Posting) -> None:
         account_id = posting.account.id
@@ -175,7 +170,7 @@ _SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
 """How long after the last tick a replay ends. A service that resumes there repeats no minute."""
 
 
-class DatabaseJournal:
+class DatabaseJournal(Journal):
     """Journal that buffers a backtest until `write`, so the database is always complete up to one moment.
 
     For sources that run the workflow, the database has everything that a service records. For others it has the number

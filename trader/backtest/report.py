@@ -1,28 +1,25 @@
 """Report of a backtest: the season report with the figures and months of each account, and its trades on candles."""
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
 
 from trader.api.schemas.model_stats import figure
 from trader.backtest.accounts import ModelAccount
-from trader.backtest.baselines import BaselineAccount
-from trader.backtest.result import listing_lines, listings_value, statistics_of, statistics_of_baseline
+from trader.backtest.result import listing_lines, listings_value
 from trader.backtest.run import Backtest
 from trader.backtest.spec import BacktestSource
-from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Trade
-from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
-from trader.portfolio.domain.histories import HourlyValue, hourly_points
+from trader.portfolio.domain.behaviour import covered
+from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.tables import Table
 from trader.seasons.page import RankedModel, SeasonReport, percent_curve
-from trader.settings.settings import Settings
 
 CANDLES_MAX: Final = 4000
 """The most candles of a market in a report: 15 minutes for a month, an hour for half a year."""
@@ -34,50 +31,42 @@ TRADES_MAX: Final = 2000
 async def make_report(
     run: Backtest,
     source: BacktestSource,
-    settings: Settings,
     name: str,
     standings: Sequence[RankedModel],
+    runs: Mapping[str, RunStatistics],
+    references: Mapping[str, RunStatistics],
     evidence: EvidenceReport,
 ) -> SeasonReport:
-    """Return the report of a backtest up to the time reached."""
+    """Return the report of a backtest up to the time reached. `references` are the statistics of the baselines."""
     by_id = {each.account.id: each for each in run.accounts}
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
-    baselines = [each for each in run.baselines if each.hours and each.baseline != HOLD_NOTHING]
-    held = [each for each in baselines if each.baseline == BUY_AND_HOLD]
-    listings = list(listing_lines(listings_value(run.market.markets)))
+    baselines = {each.baseline: references[each.baseline.id] for each in run.baselines if each.hours}
+    held = {baseline.name: each for baseline, each in baselines.items() if baseline == BUY_AND_HOLD}
+    figures = [
+        {"name": standing.account.name, **_of_equity(standing.run), **_of_trades(standing.run, run.reached)}
+        | {
+            "fees": -(standing.account.fees + standing.account.liquidation_fees),
+            "refused": sum(count for _, count, _ in followed.refusals()),
+        }
+        for standing, followed in ranked
+    ] + [{"name": each.name} | _of_equity(of) for each, of in baselines.items() if each != HOLD_NOTHING]
     return SeasonReport(
         name,
         standings,
-        [],
-        [(each.model.variant.value, RunTrade.of(trade)) for each in run.accounts for trade in run.trades(each)],
+        {model_id: followed.model for model_id, followed in by_id.items()},
+        runs,
         evidence,
-        references={each.baseline.name: percent_curve(_points(each), _capital(each)) for each in held},
+        references={name: percent_curve(each) for name, each in held.items()},
         backtest={
-            "figures": _figures(run, settings, ranked, baselines),
-            **_months(ranked, held),
-            "listings": listings,
+            "figures": figures,
+            **_months([*((standing.account.name, standing.run) for standing in standings), *held.items()]),
+            "listings": list(listing_lines(listings_value(run.market.markets))),
             "markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets],
         },
     )
 
 
 _Ranked = Sequence[tuple[RankedModel, ModelAccount]]
-
-
-def _figures(
-    run: Backtest, settings: Settings, ranked: _Ranked, baselines: Sequence[BaselineAccount]
-) -> list[dict[str, Any]]:
-    rows = []
-    for standing, followed in ranked:
-        statistics = statistics_of(run, followed, settings)
-        rows.append(
-            {"name": standing.account.name, **_of_equity(statistics), **_of_trades(statistics, run)}
-            | {
-                "fees": -(standing.account.fees + standing.account.liquidation_fees),
-                "refused": sum(count for _, count, _ in followed.refusals()),
-            }
-        )
-    return rows + [{"name": each.baseline.name} | _of_equity(statistics_of_baseline(each)) for each in baselines]
 
 
 def _of_equity(statistics: RunStatistics) -> dict[str, Any]:
@@ -91,13 +80,13 @@ def _of_equity(statistics: RunStatistics) -> dict[str, Any]:
     }
 
 
-def _of_trades(statistics: RunStatistics, run: Backtest) -> dict[str, Any]:
+def _of_trades(statistics: RunStatistics, reached: datetime) -> dict[str, Any]:
     figures = statistics.trade_figures
     spans = [(trade.opened_at, trade.closed_at) for trade in statistics.trades]
-    spans += [(opened_at, run.reached) for _, opened_at in statistics.open]
-    whole = run.reached - statistics.run.started_at
+    spans += [(opened_at, reached) for _, opened_at in statistics.open]
+    whole = reached - statistics.run.started_at
     return {
-        "inMarket": 100 * (time_held(spans) / whole) if whole else None,
+        "inMarket": 100 * (covered(spans) / whole) if whole else None,
         "trades": figures.trades,
         "won": figures.win_rate,
         "profitFactor": figure(figures.profit_factor),
@@ -105,23 +94,8 @@ def _of_trades(statistics: RunStatistics, run: Backtest) -> dict[str, Any]:
     }
 
 
-def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
-    """Return the time within at least one of these spans."""
-    held, until = timedelta(0), None
-    for start, end in sorted(spans):
-        begin = start if until is None else max(start, until)
-        if end > begin:
-            held, until = held + (end - begin), end
-    return held
-
-
-def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> dict[str, Any]:
-    named: list[tuple[str, ModelAccount | BaselineAccount]]
-    named = [
-        *((standing.account.name, each) for standing, each in ranked),
-        *((each.baseline.name, each) for each in held),
-    ]
-    found = [(name, monthly_returns(each.hours, _capital(each))) for name, each in named]
+def _months(named: Sequence[tuple[str, RunStatistics]]) -> dict[str, Any]:
+    found = [(name, monthly_returns(each.hours, float(each.run.initial_capital))) for name, each in named]
     return {
         "months": [f"{month:%b %Y}" for month in sorted({month for _, returns in found for month in returns})],
         "monthly": [
@@ -147,20 +121,12 @@ def monthly_returns(hours: Sequence[HourlyValue], capital: float) -> dict[dateti
     return returns
 
 
-def _points(followed: ModelAccount | BaselineAccount) -> list[EquityPoint]:
-    return hourly_points(followed.hours)
-
-
-def _capital(followed: ModelAccount | BaselineAccount) -> float:
-    return float(followed.account.run.initial_capital)
-
-
 async def _market(run: Backtest, source: BacktestSource, symbol: str, ranked: _Ranked) -> dict[str, Any]:
     """Return the candles of a market, of the finest interval that fits, and the trades in it, in order of opening."""
     start, end = run.starts_at, run.reached
     interval: Interval = next((each for each, step in INTERVALS.items() if (end - start) / step <= CANDLES_MAX), "4h")
     candles = await source.candles(symbol, interval, start, end)
-    trades = [(standing, trade) for standing, each in ranked for trade in run.trades(each) if trade.symbol == symbol]
+    trades = [(standing, trade) for standing, each in ranked for trade in each.trades if trade.symbol == symbol]
     trades.sort(key=lambda item: item[1].opened_at)
     times = [int(candle.open_time.timestamp()) for candle in candles]
     return {

@@ -17,16 +17,16 @@ from trader.backtest.models import MASKED, Chosen
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.core.clock import floor_time, iso
-from trader.core.statistics import max_drawdown
-from trader.exchange.domain.account import equity
+from trader.exchange.domain.account import equity, unrealized
 from trader.exchange.sql.trades import RunTrade
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.portfolio.domain.histories import RunWindow
-from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
 from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
 from trader.seasons.page import RankedModel
+from trader.seasons.sql.report import AccountReport
+from trader.seasons.standings import make_standings
 from trader.settings.settings import Settings
 
 
@@ -76,12 +76,12 @@ def strategy_value(chosen: Chosen) -> dict[str, Any] | None:
     return None
 
 
-def baselines_value(run: Backtest) -> list[dict[str, Any]]:
+def baselines_value(run: Backtest, statistics: Mapping[str, RunStatistics]) -> list[dict[str, Any]]:
     """Return equity, return and maximal drawdown of each baseline account."""
     values, marks = [], run.marks()
     for followed in run.baselines:
         capital, worth = followed.account.run.initial_capital, equity(followed.account, marks)
-        fall = max_drawdown([float(capital), *(float(value.last) for value in followed.hours)])
+        fall = statistics[followed.baseline.id].equity_figures.drawdown
         values.append(
             {
                 "id": followed.baseline.id,
@@ -172,12 +172,25 @@ def contamination_text(label: str) -> str:
     return "training cutoff unknown" if label == "unknown" else label
 
 
-async def judge(run: Backtest, settings: Settings, reached: datetime) -> EvidenceReport:
-    """Return the evidence for all entrants up to the time reached, as a service would show it."""
-    models = {followed.model.id: followed.model for followed in run.accounts}
-    runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
-    baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
-    return await make_report(models, runs, baselines, last_whole_hour(reached))
+def rank(run: Backtest, runs: Mapping[str, RunStatistics]) -> list[RankedModel]:
+    """Return the accounts by rank at the time reached, valued at the current marks."""
+    marks = run.marks()
+    accounts = [
+        AccountReport.of(
+            each.model,
+            runs[each.model.id],
+            run.reached,
+            equity(each.account, marks),
+            unrealized=unrealized(each.account, marks),
+            gross=each.account.realized,
+            fees=each.fees,
+            liquidation_fees=each.liquidation_fees,
+            funding=each.account.funding,
+            insurance=each.account.insurance,
+        )
+        for each in run.accounts
+    ]
+    return make_standings(accounts, runs)
 
 
 def board(run: Backtest, settings: Settings, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
@@ -203,14 +216,15 @@ def statistics_of(
     entrant = first_entrant(model, settings, answered_by, run.starts_at)
     due = followed.decisions + followed.missed
     record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
-    totals = InvocationTotals(finished=followed.decisions)
+    cost_usd = source.cost_usd if isinstance(source, AiSource) else None
+    totals = InvocationTotals(finished=followed.decisions, cost_usd=cost_usd)
     current = CurrentRun(
         model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record, until=until
     )
     statistics = RunStatistics(current)
     statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
     statistics.set_hours(followed.hours)
-    trades = [RunTrade.of(trade) for trade in run.trades(followed)]
+    trades = [RunTrade.of(trade) for trade in followed.trades]
     statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
     statistics.open = [(held.entry_notional, held.opened_at) for held in followed.account.positions.values()]
     return statistics

@@ -3,12 +3,13 @@
 `compare_conditions` runs recorded decisions again, with other fees, another latency or other limits of the guard.
 """
 
-from collections import Counter, defaultdict
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -16,11 +17,11 @@ from msgspec.structs import replace
 from trader.agents.domain.models import Model, ModelConfiguration, rule_model
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource, ModelAccount, open_model_account
+from trader.backtest.advance import Journal
 from trader.backtest.baselines import BaselineAccount, open_baselines
-from trader.backtest.engine import Engine, Journal, run_together
+from trader.backtest.engine import Engine
 from trader.backtest.market import BacktestMarket
 from trader.backtest.sources import (
-    AiSource,
     RecordedInvocation,
     RecordedRun,
     RecordingStrategySource,
@@ -31,79 +32,12 @@ from trader.backtest.spec import environ_of, open_source, settings_of
 from trader.core.clock import moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.money import ZERO
-from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.account import Marks, Trade, equity, unrealized
-from trader.exchange.domain.ledger import ExchangeRules, Posting
+from trader.exchange.domain.account import Marks, equity
+from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.protocol import rules_of
-from trader.portfolio.domain.behaviour import is_within_minute
-from trader.portfolio.domain.histories import Snapshot, hourly_points
 from trader.portfolio.tables import Table
-from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
-
-
-class RunJournal(Journal, Protocol):
-    """Journal of a whole backtest."""
-
-    def open(self, followed: ModelAccount) -> None:
-        """Receive a newly opened account."""
-        ...
-
-
-class Sums:
-    """An account's totals of its fills, its closed trades, and the notional of its largest execution in each market."""
-
-    def __init__(self) -> None:
-        self.fees = self.liquidation_fees = ZERO
-        self.trades: list[Trade] = []
-        self.largest: dict[str, Decimal] = {}
-
-    def add(self, posting: Posting) -> None:
-        self.fees += sum((fill.fee for fill in posting.fills), ZERO)
-        self.liquidation_fees += sum((fill.liquidation_fee for fill in posting.fills), ZERO)
-        self.trades += posting.trades
-        executed: defaultdict[str, Decimal] = defaultdict(Decimal)
-        for fill in posting.fills:
-            executed[fill.symbol] += fill.quantity * fill.price
-        for symbol, notional in executed.items():
-            self.largest[symbol] = max(notional, self.largest.get(symbol, ZERO))
-
-
-class _Observed:
-    """Journal that forwards everything to other journals, and keeps totals per account."""
-
-    def __init__(self, journals: Sequence[RunJournal]) -> None:
-        self._journals = journals
-        self.sums: dict[str, Sums] = {}
-
-    def open(self, followed: ModelAccount) -> None:
-        self.sums[followed.account.id] = Sums()
-        for journal in self._journals:
-            journal.open(followed)
-
-    def post(self, posting: Posting) -> None:
-        self.sums[posting.account.id].add(posting)
-        for journal in self._journals:
-            journal.post(posting)
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        for journal in self._journals:
-            journal.snapshot(snapshot)
-
-
-class _Unbooked:
-    """Journal of the baselines: forwards their snapshots and drops their postings, which belong to no ledger."""
-
-    def __init__(self, journals: Sequence[Journal]) -> None:
-        self._journals = journals
-
-    def post(self, posting: Posting) -> None:
-        pass
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        for journal in self._journals:
-            journal.snapshot(snapshot)
 
 
 class Backtest:
@@ -115,17 +49,15 @@ class Backtest:
         rules: ExchangeRules,
         accounts: Sequence[ModelAccount],
         baselines: Sequence[BaselineAccount],
-        journals: Sequence[RunJournal],
+        journals: Sequence[Journal],
     ) -> None:
         self.market, self.rules = market, rules
         self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
         self._reached = market.span.start
-        self._observed = _Observed(journals)
         self.accounts, self.baselines = accounts, baselines
-        for followed in self.accounts:
-            self._observed.open(followed)
-        self._engine = Engine(market, rules, self.accounts, self._observed)
-        self._engines = self._engine, Engine(market, rules, self.baselines, _Unbooked(journals))
+        for followed, journal in itertools.product(accounts, journals):
+            journal.open(followed)
+        self._engine = Engine(market, rules, [*accounts, *baselines], journals)
 
     @classmethod
     def fresh(
@@ -133,7 +65,7 @@ class Backtest:
         market: BacktestMarket,
         settings: Settings,
         models: Sequence[tuple[Model, DecisionSource]],
-        journals: Sequence[RunJournal],
+        journals: Sequence[Journal],
         *,
         has_baselines: bool = True,
     ) -> "Backtest":
@@ -145,7 +77,7 @@ class Backtest:
 
     def run(self) -> Iterator[datetime]:
         """Advance through the market, and yield the time reached about once per hour of market time."""
-        for second in run_together(self.market, self._engines):
+        for second in self._engine.run():
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
@@ -182,41 +114,6 @@ class Backtest:
         """Return the marks at the time reached."""
         return self.market.marks(self._reached)
 
-    def reports(self) -> list[AccountReport]:
-        """Return the result of each account at the time reached, valued at the current marks."""
-        return [self._report(followed) for followed in self.accounts]
-
-    def _report(self, followed: ModelAccount) -> AccountReport:
-        account, sums = followed.account, self._observed.sums[followed.account.id]
-        marks = self.marks()
-        return AccountReport(
-            model_id=followed.model.id,
-            name=followed.model.name,
-            variant=followed.model.variant.value,
-            initial_capital=account.run.initial_capital,
-            started_at=account.run.started_at,
-            at=moment_of(self._reached),
-            equity=equity(account, marks),
-            unrealized=unrealized(account, marks),
-            gross=account.realized,
-            fees=sums.fees,
-            liquidation_fees=sums.liquidation_fees,
-            funding=account.funding,
-            insurance=account.insurance,
-            model_cost=followed.source.cost_usd if isinstance(followed.source, AiSource) else None,
-            invocations=followed.decisions,
-            trades=len(sums.trades),
-            within_minute=sum(is_within_minute(each.opened_at, each.closed_at) for each in sums.trades),
-        )
-
-    def equity_hours(self) -> dict[str, list[EquityPoint]]:
-        """Return the last equity of each hour of each account."""
-        return {each.account.id: hourly_points(each.hours) for each in self.accounts}
-
-    def trades(self, followed: ModelAccount) -> Sequence[Trade]:
-        """Return the completed trades of an account, in order of closing."""
-        return self._observed.sums[followed.account.id].trades
-
     @property
     def series(self) -> Table:
         """The own series of the strategy file, of which a backtest has at most one."""
@@ -225,9 +122,8 @@ class Backtest:
 
     def largest_executions(self) -> Mapping[str, Decimal]:
         """Return the largest notional that one account executed at once in each market."""
-        accounts = self._observed.sums.values()
         return {
-            symbol: max((sums.largest.get(symbol, ZERO) for sums in accounts), default=ZERO)
+            symbol: max((followed.largest.get(symbol, ZERO) for followed in self.accounts), default=ZERO)
             for symbol in self.market.markets
         }
 
@@ -257,13 +153,15 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Stage(NamedTuple):
-    """Accounts by id, under the changed conditions up to and including `cause`.
+    """The accounts by id, under the changed conditions up to and including `cause`.
 
-    `refused` counts, per account, the refusals of each guard rule and, under `exchange`, the exchange's rejections.
+    `trades` counts the completed trades, and `refused` the refusals of each guard rule and, under `exchange`, the
+    exchange's rejections.
     """
 
     cause: str
-    accounts: Mapping[str, AccountReport]
+    equity: Mapping[str, Decimal]
+    trades: Mapping[str, int]
     refused: Mapping[str, Mapping[str, int]]
 
 
@@ -284,7 +182,7 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
     conditions = recorded.options
     settings, source = await open_source(conditions, environ_of(conditions))
     market = await BacktestMarket.open(source, ())
-    stages = [Stage("recorded", *await _execute(market, settings, recorded.models, decisions, conditions.guard))]
+    stages = [await _execute("recorded", market, settings, recorded.models, decisions, conditions.guard)]
     _require_same(recorded, stages[0])
     for cause in causes:
         conditions = replace(conditions, **{name: changes[name] for name in CAUSES[cause] if name in changes})
@@ -293,18 +191,18 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
             _, source = await open_source(conditions, environ_of(conditions))
             market = await BacktestMarket.open(source, ())
         guard = {**recorded.options.guard, **conditions.guard}
-        stages.append(Stage(cause, *await _execute(market, changed, recorded.models, decisions, guard)))
+        stages.append(await _execute(cause, market, changed, recorded.models, decisions, guard))
     return _value(folder, changes, recorded, stages)
 
 
 async def _execute(
+    cause: str,
     market: BacktestMarket,
     settings: Settings,
     models: Sequence[Model],
     decisions: Mapping[str, Sequence[RecordedInvocation]],
     guard: Mapping[str, int],
-) -> tuple[dict[str, AccountReport], dict[str, Counter[str]]]:
-    """Return the accounts and the counts of refusals, both by account id."""
+) -> Stage:
     sources = [(model, ReplayedDecisions(model, decisions.get(model.id, []))) for model in models]
     run = Backtest.fresh(market, settings, sources, [], has_baselines=False)
     for followed in run.accounts:
@@ -312,19 +210,23 @@ async def _execute(
     for _ in run.run():
         if run.is_due:
             await run.invoke()
-    reports = {report.model_id: report for report in run.reports()}
-    refused = {
-        each.model.id: Counter(outcome.rule for outcome in each.outcomes if outcome.rule) for each in run.accounts
-    }
-    return reports, refused
+    marks = run.marks()
+    return Stage(
+        cause,
+        equity={each.account.id: equity(each.account, marks) for each in run.accounts},
+        trades={each.account.id: len(each.trades) for each in run.accounts},
+        refused={
+            each.account.id: Counter(outcome.rule for outcome in each.outcomes if outcome.rule) for each in run.accounts
+        },
+    )
 
 
 def _require_same(recorded: RecordedRun, stage: Stage) -> None:
     for account in recorded.accounts:
-        equity = stage.accounts[account.id].equity
-        if equity != account.equity:
+        worth = stage.equity[account.id]
+        if worth != account.equity:
             raise StartError(
-                f"The decisions of {account.id} give an equity of {equity:f}, but {account.equity:f} was recorded: the "
+                f"The decisions of {account.id} give an equity of {worth:f}, but {account.equity:f} was recorded: the "
                 f"candles or the program have changed since (program {recorded.program} recorded it)."
             )
 
@@ -332,7 +234,7 @@ def _require_same(recorded: RecordedRun, stage: Stage) -> None:
 def _value(folder: Path, changes: Mapping[str, Any], recorded: RecordedRun, stages: Sequence[Stage]) -> dict[str, Any]:
     accounts = []
     for account in recorded.accounts:
-        equities = [stage.accounts[account.id].equity for stage in stages]
+        equities = [stage.equity[account.id] for stage in stages]
         accounts.append(
             {
                 "id": account.id,
@@ -343,7 +245,7 @@ def _value(folder: Path, changes: Mapping[str, Any], recorded: RecordedRun, stag
                 ],
                 "equity": equities[-1],
                 "change": equities[-1] - equities[0],
-                "trades": {stage.cause: stage.accounts[account.id].trades for stage in stages},
+                "trades": {stage.cause: stage.trades[account.id] for stage in stages},
                 "refused": {stage.cause: stage.refused[account.id] for stage in stages},
             }
         )

@@ -31,8 +31,8 @@ from trader.agents.workflow import Workflow
 from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers, KeptDecisions
-from trader.backtest.engine import AccountSession
 from trader.backtest.masking import MaskedPeek, MaskedSession
+from trader.backtest.session import AccountSession
 from trader.backtest.spec import DECISIONS, RESULT, Conditions
 from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import SettingsError, StrategyError

@@ -15,7 +15,7 @@ from trader.core.files import replace_file
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
 from trader.live.sql.drift import DriftFigures, Uncompared
-from trader.portfolio.evidence import last_whole_hour, make_report
+from trader.portfolio.evidence import Field, last_whole_hour, make_report
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import read_accounts
 from trader.seasons.page import SeasonReport, page
@@ -41,7 +41,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     _write(options.output, page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
-        names = ", ".join(model.id for model, _ in season.unvalued[:10])
+        names = ", ".join(model.id for model in season.unvalued[:10])
         lines.append(
             f"Excluded from all figures, as their run has no snapshot yet: {len(season.unvalued)} models: {names}"
         )
@@ -51,7 +51,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
         "file": str(options.output),
         "models": len(season.standings),
         "trades": len(season.trades),
-        "unvalued": [model.id for model, _ in season.unvalued],
+        "unvalued": [model.id for model in season.unvalued],
         "unexplained": [account.model_id for account in season.unexplained],
     }
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
@@ -65,16 +65,13 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
     current = CurrentRuns(target.database)
     runs = await current.refresh()
     async with target.reading() as conn:
-        accounts = await store.select_report_accounts(conn)
         models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
+        accounts = await store.select_report_accounts(conn, models, runs)
     if not accounts:
         raise StartError(f"{target.place} has no model with a snapshot: there is nothing to report.")
-    hours = {key: run.points() for key, run in runs.items()}
-    trades = [(models[key].variant.value, trade) for key, run in runs.items() for trade in run.trades]
-    unvalued = [(models[key], run.run) for key, run in runs.items() if not run.hours]
     until = last_whole_hour(max(account.at for account in accounts))  # in market time, which may be a replay's
-    evidence = await make_report(models, runs, current.baselines, until, accounts=past)
-    return SeasonReport(name, make_standings(accounts, hours), unvalued, trades, evidence)
+    evidence = await make_report(Field(until, models, runs, current.baselines, accounts=past))
+    return SeasonReport(name, make_standings(accounts, runs), models, runs, evidence)
 
 
 def _write(file: Path, text: str) -> None:

@@ -4,6 +4,7 @@ What an account holds after its decision is valued by the law of the world; see 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, ModelAccount, model_account
+from trader.backtest.advance import Journal
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
 from trader.backtest.sources import (
@@ -38,7 +40,6 @@ from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_accou
 from trader.exchange.domain.orders import ExitPlan, Fill, Order, OrderSide
 from trader.exchange.protocol import rules_of
 from trader.market.domain.markets import Interval, Market, SimulatedMarket
-from trader.portfolio.domain.histories import Snapshot
 from trader.settings.settings import Settings
 
 EVERY: Final = "4h"
@@ -94,20 +95,14 @@ class Standing(NamedTuple):
     stop: float
 
 
-class _Fills:
+class _Fills(Journal):
     """Journal that keeps the fills of each account."""
 
     def __init__(self) -> None:
-        self.by_account: dict[str, list[Fill]] = {}
-
-    def open(self, followed: ModelAccount) -> None:
-        self.by_account[followed.account.id] = []
+        self.by_account: defaultdict[str, list[Fill]] = defaultdict(list)
 
     def post(self, posting: Posting) -> None:
         self.by_account[posting.account.id] += posting.fills
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        """Do nothing: only fills count."""
 
 
 class DecidedAccount(NamedTuple):

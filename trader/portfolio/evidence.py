@@ -128,16 +128,23 @@ class PairEvidence(NamedTuple):
     stances: Sequence[Stance]
 
 
-class _Field(NamedTuple):
-    """All entrants judged together at a moment: the current runs with their models, or a season's."""
+class Field(NamedTuple):
+    """All entrants judged together up to a time: the current runs with their models, or a season's, cut to it.
+
+    `contenders` is the number of entrants of all boards (None: those of these runs). `accounts` hold the past of each
+    account (none: its current run).
+    """
 
     until: datetime
     models: Mapping[str, Model]
     runs: Mapping[str, RunStatistics]
     baselines: Mapping[str, RunStatistics]
-    contenders: int
-    season: Season | None
-    accounts: Mapping[str, AccountPast]
+    contenders: int | None = None
+    season: Season | None = None
+    accounts: Mapping[str, AccountPast] = {}
+
+    def count_all(self) -> int:
+        return count_contenders(self.runs.values()) if self.contenders is None else self.contenders
 
     def since(self, window: RunWindow) -> datetime | None:
         """Return the start of a window; None for the whole run."""
@@ -219,17 +226,7 @@ class Evidence:
         """
         field = await self._field()
         family = {key: run for key, run in field.runs.items() if variant in {None, field.models[key].variant}}
-        report = await make_report(
-            field.models,
-            family,
-            field.baselines,
-            field.until,
-            field.since(window),
-            model_id,
-            field.contenders,
-            field.season,
-            field.accounts,
-        )
+        report = await make_report(field._replace(runs=family), field.since(window), model_id)
         return report if variant is None else report._replace(primary=None)
 
     async def compare(self, window: RunWindow, model_id: str, against: str) -> PairEvidence:
@@ -239,7 +236,7 @@ class Evidence:
             return _not_compared(field.until, "there is no such model")
         rules = None if field.season is None else field.season.rules
         returns = {key: run.returns(field.until) for key, run in field.baselines.items()}
-        periods = await _judged_periods(field.models, field.runs, field.until, rules, field.accounts)
+        periods = await _judged_periods(field, field.until, rules)
         named = [
             next((each for each in periods if each.model.id == name and each.period.ended_at is None), None)
             for name in (model_id, against)
@@ -252,17 +249,17 @@ class Evidence:
         async with self._database.reading() as conn:
             parts = await select_position_parts(conn, [first.run_id, other.run_id])
         own, others = (each.conduct(parts.get(each.run_id, ()), field.until) for each in (first, other))
-        board = NO_SEASON if rules is None else rules.board
+        board, contenders = NO_SEASON if rules is None else rules.board, field.count_all()
 
         def compare() -> PairEvidence:
             units = {key: _entrant(group) for key, group in _groups(periods).items()}
             pair, since = (units[first.period.contender], units[other.period.contender]), field.since(window)
-            comparison = compare_entrants(*pair, list(units.values()), returns, since, field.contenders, board)
+            comparison = compare_entrants(*pair, list(units.values()), returns, since, contenders, board)
             return PairEvidence(field.until, comparison, difference_curve(*pair, since), stances(own, others, since))
 
         return await asyncio.to_thread(compare)
 
-    async def _field(self) -> "_Field":
+    async def _field(self) -> Field:
         """Return all entrants that are judged together now."""
         until = last_whole_hour(self._clock.now())
         async with self._database.reading() as conn:
@@ -274,7 +271,7 @@ class Evidence:
             models = {model.id: model for model in await select_models(conn)}
         runs = {key: run for key, run in runs.items() if standing.has(models[key])}
         contenders = count_contenders(runs.values())
-        return _Field(until, models, runs, current.baselines, contenders, standing.season, accounts)
+        return Field(until, models, runs, current.baselines, contenders, standing.season, accounts)
 
     async def behaviour(self, model_id: str) -> EntrantBehaviour | None:
         """Return how the current entrant of a model traded until now; None before it is known.
@@ -299,29 +296,18 @@ def last_whole_hour(now: datetime) -> datetime:
     return floor_time(minute_end(now), _HOUR)
 
 
-async def make_report(
-    models: Mapping[str, Model],
-    runs: Mapping[str, RunStatistics],
-    baselines: Mapping[str, RunStatistics],
-    until: datetime,
-    since: datetime | None = None,
-    model_id: str | None = None,
-    contenders: int | None = None,
-    season: Season | None = None,
-    accounts: Mapping[str, AccountPast] = {},
-) -> EvidenceReport:
+async def make_report(field: Field, since: datetime | None = None, model_id: str | None = None) -> EvidenceReport:
     """Return the evidence of all runs, corrected together, or of one model among them; the window starts at `since`.
 
-    Manually traded runs are not judged; in a season they are listed with that reason. `contenders` is the number of
-    entrants of all boards (None: those of these runs). The runs of a `season` are cut to it. `accounts` hold the past
-    of each account (None: its current run).
+    Manually traded runs are not judged; in a season they are listed with that reason.
     """
-    contenders = count_contenders(runs.values()) if contenders is None else contenders
+    until, season, baselines = field.until, field.season, field.baselines
+    contenders = field.count_all()
     rules = None if season is None else season.rules
 
     async def judged(rules: SeasonRules | None, until: datetime) -> _Found:
         returns = {key: run.returns(until) for key, run in baselines.items()}
-        periods = await _judged_periods(models, runs, until, rules, accounts)
+        periods = await _judged_periods(field, until, rules)
         board_rules = NO_SEASON if rules is None else rules.board
         return await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders, board_rules)
 
@@ -347,19 +333,13 @@ async def make_report(
     )
 
 
-async def _judged_periods(
-    models: Mapping[str, Model],
-    runs: Mapping[str, RunStatistics],
-    until: datetime,
-    rules: SeasonRules | None,
-    accounts: Mapping[str, AccountPast],
-) -> list[_Judged]:
+async def _judged_periods(field: Field, until: datetime, rules: SeasonRules | None) -> list[_Judged]:
     """Return the entrants of the runs, except manually traded runs outside a season."""
     periods: list[_Judged] = []
-    for key, run in runs.items():
+    for key, run in field.runs.items():
         if rules is not None or run.run.entrant.manual_since is None:
-            past = accounts.get(key) or _past_of(run)
-            periods += [_judged(models[key], period, until, rules, past) for period in run.periods]
+            past = field.accounts.get(key) or _past_of(run)
+            periods += [_judged(field.models[key], period, until, rules, past) for period in run.periods]
             await asyncio.sleep(0)  # a long season takes a fraction of a millisecond per run
     return periods
 

@@ -16,7 +16,7 @@ from trader.core.errors import SettingsError
 from trader.core.statistics import max_drawdown, percent
 from trader.portfolio.behaviour import make_behaviour, present_period
 from trader.portfolio.domain.board import BoardRules
-from trader.portfolio.evidence import EvidenceReport, make_report
+from trader.portfolio.evidence import EvidenceReport, Field, make_report
 from trader.portfolio.run_statistics import RunStatistics, count_contenders
 from trader.portfolio.tables import Format, Table
 from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of
@@ -134,10 +134,8 @@ async def judge(basis: Basis) -> Judged:
         rows = rows_of(basis)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise SettingsError([f"the record of season {basis.season.number} contradicts itself: {error}"]) from None
-    report = await make_report(
-        rows.models, rows.runs, rows.baselines, basis.until, season=basis.season, accounts=rows.accounts
-    )
-    return Judged(basis, rows, report)
+    field = Field(basis.until, rows.models, rows.runs, rows.baselines, season=basis.season, accounts=rows.accounts)
+    return Judged(basis, rows, await make_report(field))
 
 
 def write_files(folder: Path, judged: Judged, form: Format) -> None:

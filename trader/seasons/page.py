@@ -1,6 +1,6 @@
 """Report of a season, or of a backtest, as an HTML file."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import median
@@ -11,31 +11,36 @@ from trader.agents.variants import VARIANTS, color_of
 from trader.api.dashboard.reports import report_page
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.clock import iso
-from trader.core.statistics import EquityPoint, minutes
+from trader.core.statistics import minutes
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.evidence import Statement, Verdict
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.evidence import EvidenceReport
-from trader.portfolio.sql.analytics import CurrentRun
+from trader.portfolio.run_statistics import RunStatistics
 from trader.seasons.sql.report import AccountReport
 
 PercentCurve = Sequence[tuple[datetime, float]]
 
 
-def percent_curve(points: Sequence[EquityPoint], capital: float) -> PercentCurve:
-    """Return hourly equity in percent above the capital."""
-    return [(point.hour, 100 * point.value / capital - 100) for point in points]
+def percent_curve(run: RunStatistics) -> PercentCurve:
+    """Return the hourly equity of a run in percent above its capital."""
+    capital = float(run.run.initial_capital)
+    return [(point.hour, 100 * point.value / capital - 100) for point in run.points()]
 
 
 class RankedModel(NamedTuple):
-    """A model's place. `curve` is its hourly equity in percent above the start; the verdict is against the next."""
+    """A model's place; the verdict is against the next."""
 
     account: AccountReport
-    curve: PercentCurve
+    run: RunStatistics
     evidence: Statement
-    drawdown: float
     verdict: Verdict | None = None
+
+    @property
+    def drawdown(self) -> float:
+        fall = self.run.equity_figures.drawdown
+        return 0.0 if fall is None else fall.percent
 
     @property
     def return_percent(self) -> float:
@@ -43,7 +48,7 @@ class RankedModel(NamedTuple):
 
 
 class SeasonReport(NamedTuple):
-    """Content of the page. `standings` are ordered best first; `unvalued` models count only with their trades.
+    """Content of the page. `standings` are ordered best first; runs without a place count only with their trades.
 
     `references` are what the models are compared with. With a `season`, everything is of the season. `backtest` is
     what only the report of a backtest shows.
@@ -51,9 +56,8 @@ class SeasonReport(NamedTuple):
 
     name: str
     standings: Sequence[RankedModel]
-    unvalued: Sequence[tuple[Model, CurrentRun]]
-    trades: Sequence[tuple[str, RunTrade]]
-    """With the variants of their models."""
+    models: Mapping[str, Model]
+    runs: Mapping[str, RunStatistics]
     evidence: EvidenceReport | None = None
     season: Season | None = None
     references: Mapping[str, PercentCurve] = {}
@@ -62,6 +66,17 @@ class SeasonReport(NamedTuple):
     @property
     def accounts(self) -> list[AccountReport]:
         return [standing.account for standing in self.standings]
+
+    @property
+    def trades(self) -> list[tuple[str, RunTrade]]:
+        """The trades with the variants of their models."""
+        return [(self.models[key].variant.value, trade) for key, run in self.runs.items() for trade in run.trades]
+
+    @property
+    def unvalued(self) -> list[Model]:
+        """The models without a place: their run has no snapshot yet."""
+        valued = {account.model_id for account in self.accounts}
+        return [self.models[key] for key in self.runs if key not in valued]
 
     @property
     def unexplained(self) -> list[AccountReport]:
@@ -90,7 +105,10 @@ def page(season: SeasonReport) -> str:
 
 
 def _of_accounts(season: SeasonReport) -> dict[str, Any]:
-    accounts, hours = season.accounts, sorted({hour for standing in season.standings for hour, _ in standing.curve})
+    accounts, trades_of = season.accounts, defaultdict[str, list[RunTrade]](list)
+    for variant, trade in season.trades:
+        trades_of[variant].append(trade)
+    hours = sorted({value.hour for standing in season.standings for value in standing.run.hours})
     start = min(account.started_at for account in accounts) if season.season is None else season.season.rules.start
     return {
         "start": iso(start),
@@ -102,7 +120,7 @@ def _of_accounts(season: SeasonReport) -> dict[str, Any]:
             {
                 "account": standing.account,
                 "change": standing.account.change,
-                "values": _values(standing.curve, hours),
+                "values": _values(percent_curve(standing.run), hours),
                 "returnPercent": standing.return_percent,
                 "interval": standing.evidence.interval_percent,
                 "reason": standing.evidence.reason,
@@ -116,17 +134,13 @@ def _of_accounts(season: SeasonReport) -> dict[str, Any]:
                 "modelId": model.id,
                 "name": model.name,
                 "variant": model.variant,
-                "initialCapital": run.initial_capital,
-                "startedAt": run.started_at,
+                "initialCapital": season.runs[model.id].run.initial_capital,
+                "startedAt": season.runs[model.id].run.started_at,
             }
-            for model, run in season.unvalued
+            for model in season.unvalued
         ],
         "references": [{"name": name, "values": _values(curve, hours)} for name, curve in season.references.items()],
-        "trades": [
-            {"variant": variant} | _trades(trades)
-            for variant in VARIANTS
-            if (trades := [trade for of_variant, trade in season.trades if of_variant == variant])
-        ],
+        "trades": [{"variant": variant} | _trades(trades_of[variant]) for variant in VARIANTS if trades_of[variant]],
         "unexplained": [account.model_id for account in season.unexplained],
         **({} if season.evidence is None else _evidence(season, season.evidence)),
     }

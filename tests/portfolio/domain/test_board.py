@@ -22,7 +22,7 @@ from trader.portfolio.domain.board import (
     difference_curve,
     judge_board,
 )
-from trader.portfolio.domain.evidence import compare, comparisons_among, judge_family, state_return
+from trader.portfolio.domain.evidence import compare, comparisons_among, judge_family, state_returns
 from trader.portfolio.domain.returns import EquitySeries, ReturnSeries, mean_series, split_variance
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_hours_without_a_value_keep_the_previous_one_and_the_first_starts_from_t
 
 def test_a_statement_is_an_interval_or_a_reason() -> None:
     values = noise(1)
-    result = state_return(series(values), 10)
+    result = state_returns([(series(values), 10)])[0]
     assert result.interval_percent == percent_interval(estimate(values).interval, 500)
     for reason, given in {
         "there are no whole hours yet": (None, 10),
@@ -71,7 +71,7 @@ def test_a_statement_is_an_interval_or_a_reason() -> None:
         "no hour differs from another": (series(np.zeros(100)), 10),
         "the equity reached zero, after which there is no return": (series(np.array([*values, -np.inf, np.nan])), 10),
     }.items():
-        stated = state_return(*given)
+        stated = state_returns([given])[0]
         assert (stated.hours, stated.estimate, stated.reason) == (
             0 if given[0] is None else len(given[0].values), None, reason,
         )  # fmt: skip
@@ -199,7 +199,7 @@ def test_unobserved_hours_are_missing_data() -> None:
     other.set([EquityPoint(START + hour * HOUR, 100 + rng.normal()) for hour in hours])
     first, two = equity.returns(START + 118 * HOUR), other.returns(START + 118 * HOUR)
     assert first is not None
-    assert state_return(first, 50).reason == "20 whole hours; an interval needs 24"
+    assert state_returns([(first, 50)])[0].reason == "20 whole hours; an interval needs 24"
     assert compare(first, two).reason == "20 common hours; an interval needs 24"
 
 
@@ -212,7 +212,7 @@ def test_a_gap_moves_the_return_into_the_next_hour() -> None:
     first, other = whole.returns(START + 200 * HOUR), gaps.returns(START + 200 * HOUR)
     assert first is not None
     assert other is not None
-    comparison, same = state_return(other, None), compare(first, other)
+    comparison, same = state_returns([(other, None)])[0], compare(first, other)
     assert (comparison.hours, same.hours) == (160, 160)
     assert comparison.estimate is not None
     assert 160 * comparison.estimate.mean == pytest.approx(math.log(float(values[189]) / 100))

@@ -131,13 +131,8 @@ class Pair(NamedTuple):
     reasons: Sequence[str | None] = ()
 
 
-def state_return(series: ReturnSeries | None, trades: int | None) -> Statement:
-    """Return the statement about an account's return. `trades` counts its completed trades; None: not a model's."""
-    return state_returns([(series, trades)])[0]
-
-
 def state_returns(accounts: Iterable[tuple[ReturnSeries | None, int | None]]) -> list[Statement]:
-    """Return the result of `state_return` for each account, computed together."""
+    """Return the statement about each account's return. Its number counts completed trades; None: not a model's."""
     return _state_all([_own_returns(series, trades) for series, trades in accounts])
 
 

@@ -1,12 +1,15 @@
 """SQL of season reports: the current runs as of their last snapshots."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
+from trader.agents.domain.models import Model
 from trader.database.pool import Connection
+from trader.portfolio.run_statistics import RunStatistics
 
 SEASON_TIMEOUT_S: Final = 600.0
 
@@ -37,6 +40,29 @@ class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     within_minute: int
     """How many of the trades were held for less than a minute."""
 
+    @classmethod
+    def of(cls, model: Model, run: RunStatistics, at: datetime, equity: Decimal, **booked: Decimal) -> Self:
+        """Return a model's account with this equity; `booked` are the parts of its change."""
+        return cls(
+            model_id=model.id,
+            name=model.name,
+            variant=model.variant.value,
+            initial_capital=run.run.initial_capital,
+            started_at=run.run.started_at,
+            at=at,
+            equity=equity,
+            model_cost=run.run.totals.cost_usd,
+            invocations=run.run.totals.finished,
+            trades=len(run.trades),
+            within_minute=run.brief[-1],
+            **booked,
+        )
+
+    @classmethod
+    def at_last_hour(cls, model: Model, run: RunStatistics, **booked: Decimal) -> Self:
+        """Return a model's account as of its last snapshot."""
+        return cls.of(model, run, run.hours[-1].last_at, run.hours[-1].last, **booked)
+
     @property
     def explained(self) -> Decimal:
         """The change of equity as the sum of its parts."""
@@ -50,40 +76,35 @@ class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 # A snapshot is taken after the postings of its minute, so it reflects the ledger up to its time.
-SELECT_REPORT_ACCOUNTS = """
-SELECT m.id AS model_id, m.name, m.variant, r.initial_capital, r.started_at, h.last_at AS at, h.last AS equity,
-       s.unrealized_pnl AS unrealized,
-       coalesce((SELECT sum(gross_pnl) FROM orders WHERE run_id = r.id AND closed_at <= h.last_at), 0) AS gross,
+SELECT_BOOKED = """
+SELECT r.account_id, s.unrealized_pnl AS unrealized,
+       coalesce((SELECT sum(gross_pnl) FROM orders WHERE run_id = r.run_id AND closed_at <= r.at), 0) AS gross,
        coalesce(f.fees, 0) AS fees, coalesce(f.liquidation_fees, 0) AS liquidation_fees,
        coalesce((SELECT sum(amount) FROM funding_payments
-                 WHERE run_id = r.id AND created_at <= h.last_at), 0) AS funding,
+                 WHERE run_id = r.run_id AND created_at <= r.at), 0) AS funding,
        coalesce((SELECT sum(amount) FROM insurance_payments
-                 WHERE run_id = r.id AND created_at <= h.last_at), 0) AS insurance,
-       c.cost_usd AS model_cost, coalesce(c.finished, 0) AS invocations,
-       t.trades, t.within_minute
-FROM models m
+                 WHERE run_id = r.run_id AND created_at <= r.at), 0) AS insurance
+FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS r (account_id, run_id, at)
+JOIN portfolio_snapshots s ON s.account_id = r.account_id AND s.created_at = r.at
+JOIN models m ON m.id = r.account_id
 JOIN variants v ON v.id = m.variant
-JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
-CROSS JOIN LATERAL (
-    SELECT last, last_at FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id ORDER BY hour DESC LIMIT 1
-) h
-JOIN portfolio_snapshots s ON s.account_id = m.id AND s.created_at = h.last_at
-CROSS JOIN LATERAL (
-    SELECT count(*) AS trades, count(*) FILTER (WHERE closed_at < opened_at + interval '1 minute') AS within_minute
-    FROM orders WHERE run_id = r.id AND status = 'CLOSED' AND closed_at <= h.last_at
-) t
 LEFT JOIN LATERAL (
     SELECT sum(fee) AS fees, sum(liquidation_fee) AS liquidation_fees
-    FROM fills WHERE run_id = r.id AND created_at <= h.last_at
+    FROM fills WHERE run_id = r.run_id AND created_at <= r.at
 ) f ON true
-LEFT JOIN LATERAL (
-    SELECT sum(cost_usd) AS cost_usd, sum(finished)::bigint AS finished
-    FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
-) c ON true
 ORDER BY v.place, m.id
 """
 
 
-async def select_report_accounts(conn: Connection) -> list[AccountReport]:
-    """Return every model with a snapshot in its current run."""
-    return [AccountReport(**row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
+async def select_report_accounts(
+    conn: Connection, models: Mapping[str, Model], runs: Mapping[str, RunStatistics]
+) -> list[AccountReport]:
+    """Return every model with a snapshot in its current run, in these statistics, as of that snapshot."""
+    valued = {key: run for key, run in runs.items() if run.hours}
+    times = [run.hours[-1].last_at for run in valued.values()]
+    run_ids = [run.run.run_id for run in valued.values()]
+    rows = await conn.fetch(SELECT_BOOKED, list(valued), run_ids, times, timeout=SEASON_TIMEOUT_S)
+    return [
+        AccountReport.at_last_hour(models[account_id], valued[account_id], **booked)
+        for account_id, booked in ((row["account_id"], dict(list(row.items())[1:])) for row in rows)
+    ]
