@@ -66,8 +66,8 @@ async def traded_at_once(settings: Settings) -> tuple[Recorded, dict[str, Any]]:
     run = Backtest.fresh(market, settings, agents, [recorded], has_baselines=False)
     run = Backtest(market, run.rules, run.accounts, open_baselines(market, settings, ()), [recorded])
     for _ in run.run():
-        if run.is_due:
-            await run.invoke()
+        if run.engine.is_due:
+            await run.engine.invoke()
     return recorded, {followed.baseline.id: followed.state.saved().account for followed in run.baselines}
 
 

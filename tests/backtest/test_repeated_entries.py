@@ -103,8 +103,8 @@ async def test_a_release_is_traded_once_by_an_entrant_that_counts_candles(tmp_pa
         market, settings, list(zip(models, sources, strict=True)), [TableJournal()], has_baselines=False
     )
     for _ in run.run():
-        if run.is_due:
-            await run.invoke()
+        if run.engine.is_due:
+            await run.engine.invoke()
     plain, counting = (each.entries for each in entrants)
     assert counting.keys() == plain.keys()
     assert len(plain) == 3

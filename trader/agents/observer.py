@@ -231,17 +231,17 @@ class Observer:
             return history
         run_id, midnight = account.run.id, hour.replace(hour=0)
         async with self._database.connection() as conn:
-            past = await select_run_past(conn, account_id, run_id, TRADES_SHOWN, list(self._exchange.markets))
-        series = [EquityPoint(at, float(equity)) for at, equity in past.curve]
+            curve, record = await select_run_past(conn, account_id, run_id, TRADES_SHOWN, list(self._exchange.markets))
+        series = [EquityPoint(at, float(equity)) for at, equity in curve]
         history = RunHistory(
             run_id=run_id,
             sequence=account.sequence,
             hour=hour,
-            trades=past.record.trades,
-            stats=with_risk_figures(past.record.stats, account.run.initial_capital, series),
-            actions=past.record.last_fills,
-            peak=max((equity for _, equity in past.curve), default=None),
-            day_opening=next((equity for at, equity in reversed(past.curve) if at < midnight), None),
+            trades=record.trades,
+            stats=with_risk_figures(record.stats, account.run.initial_capital, series),
+            actions=record.last_fills,
+            peak=max((equity for _, equity in curve), default=None),
+            day_opening=next((equity for at, equity in reversed(curve) if at < midnight), None),
         )
         self._histories[account_id] = history
         return history

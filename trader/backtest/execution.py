@@ -360,10 +360,10 @@ async def _go_on(
             decisions.take(run.accounts)
             unwritten = await output.keep(reached, run.marks())
         if interrupts or ended is not None or unwritten is not None or run.failure is not None:
-            run.skip()
+            run.engine.skip()
             if not run.is_ahead:
                 break
-        elif run.is_due:
+        elif run.engine.is_due:
             ended = await _invoke(run, interrupts)
         listener.show(reached, run.starts_at, run.ends_at)
     decisions.take(run.accounts)
@@ -392,7 +392,7 @@ def _write_tables(spec: BacktestSpec, tables: Sequence[Table]) -> None:
 
 async def _invoke(run: Backtest, interrupts: Interrupts) -> AskingEnded | None:
     """Execute the invocations that are due; an interrupt cancels them. Return why no model can be called, or None."""
-    interrupts.task = asyncio.ensure_future(run.invoke())
+    interrupts.task = asyncio.ensure_future(run.engine.invoke())
     try:
         await interrupts.task
     except AskingEnded as ended:

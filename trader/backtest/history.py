@@ -134,8 +134,8 @@ async def write_history(
         for reached in run.run():
             if journal.is_full and not run.is_ahead:
                 await journal.write(reached, run.marks())
-            if run.is_due:
-                await run.invoke()
+            if run.engine.is_due:
+                await run.engine.invoke()
             progress(reached)
         await journal.write(run.ends_at, run.marks())
     finally:
@@ -151,8 +151,8 @@ def _source_of(model: Model, settings: Settings, end: datetime, cycle: timedelta
 async def _read_past(conn: Connection, followed: ModelAccount, market: BacktestMarket, seen: datetime) -> None:
     """Read the history of an account that has processed every tick until a time."""
     account = followed.account
-    past = await select_run_past(conn, account.id, account.run.id, TRADES_SHOWN, list(market.markets))
-    followed.state = BaselineState(account=account, **msgspec.structs.asdict(past.record))
+    _, record = await select_run_past(conn, account.id, account.run.id, TRADES_SHOWN, list(market.markets))
+    followed.state = BaselineState(account=account, **msgspec.structs.asdict(record))
     await _resume(conn, followed, seen)
 
 

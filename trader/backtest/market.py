@@ -26,7 +26,9 @@ from trader.market.domain.indicators import Indicators, indicators, indicators_o
 from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interval, Market, PriceRange, Quote
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.market.sources.book_recording import RecordedSeconds
-from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
+from trader.market.sources.books import CLOSE_S
+from trader.market.sources.recorded_minutes import RecordedMinutes
+from trader.market.sources.synthetic import MarketMaker
 
 _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
@@ -40,24 +42,8 @@ _SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INT
 V = TypeVar("V")
 
 
-class PricedMinutes(Protocol):
-    """The past prices of one market as candles with a path; minutes and seconds count from 1970, prices are in half
-    ticks."""
-
-    @property
-    def grid(self) -> Grid: ...
-
-    def corners(self, minute: int) -> HalfTickCandle | None:
-        """Return the minute's low, high, open and close; None within a gap."""
-        ...
-
-    def marks(self, minute: int) -> Sequence[int]:
-        """Return the marks of the minute's seconds; none within a gap."""
-        ...
-
-    def quote(self, second: int, opened: int) -> Quote:
-        """Return the quote at a second that has a tick. `opened` is the first mark of its minute."""
-        ...
+PricedMinutes = RecordedMinutes | MarketMaker
+"""The past prices of one market as candles with a path. Prices are in half ticks."""
 
 
 class PastSource(Protocol):

@@ -57,7 +57,7 @@ class Backtest:
         self.accounts, self.baselines = accounts, baselines
         for followed, journal in itertools.product(accounts, journals):
             journal.open(followed)
-        self._engine = Engine(market, rules, [*accounts, *baselines], journals)
+        self.engine = Engine(market, rules, [*accounts, *baselines], journals)
 
     @classmethod
     def fresh(
@@ -77,22 +77,9 @@ class Backtest:
 
     def run(self) -> Iterator[datetime]:
         """Advance through the market, and yield the time reached about once per hour of market time."""
-        for second in self._engine.run():
+        for second in self.engine.run():
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
-
-    async def invoke(self) -> None:
-        """Run the invocations that are due at the time reached, and raise the error of the first that failed."""
-        await self._engine.invoke()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether an invocation is due at the time reached."""
-        return self._engine.is_due
-
-    def skip(self) -> None:
-        """Skip the invocations that are due at the time reached."""
-        self._engine.skip()
 
     @property
     def reached(self) -> datetime:
@@ -102,7 +89,7 @@ class Backtest:
     @property
     def is_ahead(self) -> bool:
         """Whether an invocation has advanced an account beyond the time reached."""
-        return self._engine.is_ahead(self._reached)
+        return self.engine.is_ahead(self._reached)
 
     @property
     def failure(self) -> StrategyError | None:
@@ -208,8 +195,8 @@ async def _execute(
     for followed in run.accounts:
         followed.limits = msgspec.structs.replace(followed.limits, **guard)
     for _ in run.run():
-        if run.is_due:
-            await run.invoke()
+        if run.engine.is_due:
+            await run.engine.invoke()
     marks = run.marks()
     return Stage(
         cause,

@@ -149,8 +149,8 @@ async def decide_once(
     before = [each.account for each in accounts]
     run = Backtest(market, rules, accounts, (), [fills])
     for reached in run.run():
-        if run.is_due:
-            await run.invoke()
+        if run.engine.is_due:
+            await run.engine.invoke()
         if epoch_second(reached) >= state:
             for followed in accounts:
                 followed.decides_at = None

@@ -191,12 +191,8 @@ class _Judged(NamedTuple):
         )
 
 
-class _Found(NamedTuple):
-    """The key of the best entrant, the shown entrants, and the verdict of the primary comparison."""
-
-    best: str | None
-    shown: list[tuple[_Judged, EntrantEvidence]]
-    primary: Verdict | None
+_Found = tuple[str | None, list[tuple[_Judged, EntrantEvidence]], Verdict | None]
+"""The key of the best entrant, the shown entrants, and the verdict of the primary comparison."""
 
 
 class _Part:
@@ -313,7 +309,7 @@ async def make_report(field: Field, since: datetime | None = None, model_id: str
 
     best, found, primary = await judged(rules, until)
     before = None if season is None else season.rules_before
-    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end))).shown)
+    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end)))[1])
     shown = [entrant._replace(before=earlier.get(period.key)) for period, entrant in found]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
     series = [period.series for period, _ in found if period.series is not None and len(period.series.values) > 1]
@@ -438,7 +434,7 @@ def _judge(
     ]
     rule = rules.primary
     primary = None if rule is None else _primary(rule, list(groups.values()), baselines, rules.hours)
-    return _Found(board.best, found, primary)
+    return board.best, found, primary
 
 
 def _groups(periods: Sequence[_Judged]) -> dict[str, list[_Judged]]:

@@ -379,10 +379,7 @@ class CurrentRuns:
                 return self._runs
             scope, season = self.scope, self.scope.season or None
             current = await analytics_store.select_current_runs(conn, scope.at, season)
-            baselines = [
-                CurrentRun(row.baseline.id, row.run_id, row.initial_capital, row.started_at)
-                for row in await select_baselines(conn)
-            ]
+            baselines = await select_baselines(conn)
             if scope.start is not None:
                 new = [run for run in (*current.values(), *baselines) if run.run_id not in self._worths]
                 worths = await analytics_store.select_worths(conn, new, scope.start) if new else {}

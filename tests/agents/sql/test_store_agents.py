@@ -235,7 +235,7 @@ async def add_trade(conn: Connection, run_id: UUID, symbol: str, side: str, pnl:
 
 async def test_trades_and_statistics_cover_only_the_run(traded: Database) -> None:
     async with traded.connection() as conn:
-        past = (await select_run_past(conn, "ada", RUN, 2, [])).record
+        past = (await select_run_past(conn, "ada", RUN, 2, []))[1]
         trades, stats = past.trades, past.stats
         assert [(trade.symbol, trade.net_pnl) for trade in trades] == [("SOL", Decimal(0)), ("ETH", Decimal(-10))]
         assert (trades[1].entry_price, trades[1].exit_price) == (Decimal(50), Decimal(55))
@@ -244,7 +244,7 @@ async def test_trades_and_statistics_cover_only_the_run(traded: Database) -> Non
         assert stats.win_rate_percent == pytest.approx(100 / 3)
         assert stats.expectancy is not None
         assert float(stats.expectancy) == pytest.approx(20 / 3)
-        empty = (await select_run_past(conn, "ada", SPACE, 2, [])).record.stats
+        empty = (await select_run_past(conn, "ada", SPACE, 2, []))[1].stats
         assert (empty.trade_count, empty.win_rate_percent, empty.average_win, empty.net_pnl) == (
             0,
             None,
@@ -256,24 +256,24 @@ async def test_trades_and_statistics_cover_only_the_run(traded: Database) -> Non
 async def test_trades_of_one_moment_are_in_the_order_of_a_backtest(traded: Database) -> None:
     async with traded.connection() as conn:
         await conn.execute("UPDATE orders SET opened_at = $1, closed_at = $1 WHERE status = 'CLOSED'", AT)
-        trades = (await select_run_past(conn, "ada", RUN, 3, [])).record.trades
+        trades = (await select_run_past(conn, "ada", RUN, 3, []))[1].trades
         assert [trade.symbol for trade in trades] == ["BTC", "ETH", "SOL"]
         assert {latest_first(each) for each in permutations(trades)} == {trades}
         await conn.execute("UPDATE orders SET symbol = 'ETH' WHERE symbol = 'SOL'")
-        trades = (await select_run_past(conn, "ada", RUN, 3, [])).record.trades
+        trades = (await select_run_past(conn, "ada", RUN, 3, []))[1].trades
         assert [trade.net_pnl for trade in trades] == [30, -10, 0]
         assert {latest_first(each) for each in permutations(trades)} == {trades}
 
 
 async def test_last_actions(traded: Database) -> None:
     async with traded.connection() as conn:
-        actions = (await select_run_past(conn, "ada", RUN, 2, ["BTC", "ETH", "SOL", "XRP"])).record.last_fills
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["BTC", "ETH", "SOL", "XRP"]))[1].last_fills
         assert actions == {
             "BTC": LastFill(Side.SHORT, False, AT + timedelta(minutes=4)),
             "ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
             "SOL": LastFill(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
         }
-        shuffled = (await select_run_past(conn, "ada", RUN, 2, ["XRP", "SOL", "BTC", "ETH"])).record.last_fills
+        shuffled = (await select_run_past(conn, "ada", RUN, 2, ["XRP", "SOL", "BTC", "ETH"]))[1].last_fills
         assert list(shuffled) == list(actions) == ["BTC", "ETH", "SOL"]
 
 
@@ -281,7 +281,7 @@ async def test_last_actions(traded: Database) -> None:
 async def test_a_close_is_the_last_action_regardless_of_its_cause(traded: Database, cause: Cause) -> None:
     async with traded.connection() as conn:
         await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
-        actions = (await select_run_past(conn, "ada", RUN, 2, ["ETH"])).record.last_fills
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["ETH"]))[1].last_fills
         assert actions == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
@@ -298,7 +298,7 @@ async def test_equity_of_the_run(traded: Database) -> None:
                 "INSERT INTO portfolio_snapshots VALUES ('ada', $1, $2, $2, 0, $3)",
                 run_id, Decimal(worth), AT + timedelta(minutes=minute),
             )  # fmt: skip
-        assert (await select_run_past(conn, "ada", RUN, 2, [])).curve == [
+        assert (await select_run_past(conn, "ada", RUN, 2, []))[0] == [
             (AT + timedelta(hours=1), Decimal(1000)),
             (AT + timedelta(hours=2), Decimal(1010)),
         ]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
-from typing import NamedTuple
 from uuid import UUID
 
 from trader.agents.domain.memory import CYCLES_REMEMBERED, DECISION_TYPES, LINE_MAX, PastCall, PastCycle
@@ -14,14 +13,6 @@ from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, OrderSide, Side
 from trader.exchange.sql.trades import trade_of_row
-
-
-class RunPast(NamedTuple):
-    """The past of a run: the hours with their last equity, ascending, and the trading record of its agent."""
-
-    curve: list[tuple[datetime, Decimal]]
-    record: TradingRecord
-
 
 # One statement instead of four: every view runs it, and each statement takes a round trip. Trades are in the order of
 # `latest_first`.
@@ -48,7 +39,7 @@ SELECT ARRAY(SELECT hour FROM portfolio_hourly WHERE account_id = $1 AND run_id 
            JOIN orders o ON o.id = f.order_id
            ORDER BY f.symbol
        ) AS fills,
-       count(*) AS count,
+       count(*) AS trade_count,
        count(*) FILTER (WHERE net_pnl > 0) AS wins,
        count(*) FILTER (WHERE net_pnl < 0) AS losses,
        coalesce(sum(net_pnl) FILTER (WHERE net_pnl > 0), 0) AS won,
@@ -60,22 +51,16 @@ WHERE run_id = $2 AND status = 'CLOSED'
 
 async def select_run_past(
     conn: Connection, account_id: str, run_id: UUID, trades_max: int, symbols: Sequence[str]
-) -> RunPast:
-    """Return the history of a run."""
+) -> tuple[list[tuple[datetime, Decimal]], TradingRecord]:
+    """Return the hours of a run with their last equity, ascending, and the trading record of its agent."""
     row = await conn.fetchrow(SELECT_RUN_PAST, account_id, run_id, trades_max, symbols)
     assert row is not None  # an aggregate without GROUP BY returns one row
-    return RunPast(
-        list(zip(row["hours"], row["equities"], strict=True)),
-        TradingRecord(
-            trades=tuple(observe_trade(trade_of_row(trade, Trade)) for trade in row["trades"]),
-            last_fills={fill["symbol"]: _last_fill(**fill) for fill in row["fills"]},
-            trade_count=row["count"],
-            wins=row["wins"],
-            losses=row["losses"],
-            won=row["won"],
-            lost=row["lost"],
-        ),
+    record = TradingRecord(
+        trades=tuple(observe_trade(trade_of_row(trade, Trade)) for trade in row["trades"]),
+        last_fills={fill["symbol"]: _last_fill(**fill) for fill in row["fills"]},
+        **{name: row[name] for name in ("trade_count", "wins", "losses", "won", "lost")},
     )
+    return list(zip(row["hours"], row["equities"], strict=True)), record
 
 
 def _last_fill(*, symbol: str, side: str, fill_side: str, at: str) -> LastFill:

@@ -53,6 +53,12 @@ class CurrentRun(msgspec.Struct, frozen=True):
     leverage: float = 1.0
 
 
+TOTALS = ", ".join(
+    f"sum({name}) AS {name}" if name == "cost_usd" else f"coalesce(sum({name}), 0)::bigint AS {name}"
+    for name in InvocationTotals.__struct_fields__
+)
+"""The columns of `InvocationTotals` over rows of `invocation_counts`."""
+
 # Without a moment ($1) everything is current. Invocation counts cover the whole run, or the season ($2).
 SELECT_CURRENT_RUNS = f"""
 SELECT m.id AS model_id, r.id AS run_id, r.number AS run_number, r.initial_capital, r.started_at,
@@ -66,12 +72,7 @@ FROM models m
 JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
     AND r.started_at < coalesce($1::timestamptz, 'infinity')
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
-           coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
-           coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
-           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
-           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts,
-           coalesce(sum(unpriced_steps), 0)::bigint AS unpriced_steps
+    SELECT {TOTALS}
     FROM invocation_counts WHERE model_id = m.id AND run_number = r.number AND season = coalesce($2, season)
 ) c
 LEFT JOIN LATERAL (
@@ -139,12 +140,7 @@ LEFT JOIN LATERAL (
     FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
 ) e ON e.ended_at IS NULL OR e.ended_at > greatest(r.started_at, $3)
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
-           coalesce(sum(missed), 0)::bigint AS missed, coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
-           coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
-           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
-           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts,
-           coalesce(sum(unpriced_steps), 0)::bigint AS unpriced_steps
+    SELECT {TOTALS}, coalesce(sum(missed), 0)::bigint AS missed
     FROM invocation_counts
     WHERE model_id = m.id AND run_number = r.number AND entrant = coalesce(e.number, 0)
       AND season = coalesce($2, season)

@@ -2,35 +2,22 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from decimal import Decimal
 from typing import NamedTuple
-from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from trader.core.variant_id import VariantId
-from trader.database.pool import Connection
+from trader.database.pool import Connection, columns_of
 from trader.portfolio.domain.baselines import Baseline, BaselineState
+from trader.portfolio.sql.analytics import CurrentRun
+
+SELECT_BASELINES = "SELECT id AS model_id, run_id, initial_capital, started_at FROM baselines ORDER BY id"
 
 
-class BaselineRun(NamedTuple):
-    baseline: Baseline
-    run_id: UUID
-    initial_capital: Decimal
-    started_at: datetime
-
-
-SELECT_BASELINES = """
-SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines ORDER BY id
-"""
-
-
-async def select_baselines(conn: Connection) -> list[BaselineRun]:
-    return [
-        BaselineRun(_baseline(row), row["run_id"], row["initial_capital"], row["started_at"])
-        for row in await conn.fetch(SELECT_BASELINES)
-    ]
+async def select_baselines(conn: Connection) -> list[CurrentRun]:
+    """Return the current run of every baseline."""
+    return [CurrentRun(**row) for row in await conn.fetch(SELECT_BASELINES)]
 
 
 class SavedBaseline(NamedTuple):
@@ -69,19 +56,12 @@ SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.i
 
 async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline], term: int | None = None) -> None:
     """Save the states of baselines; with a `term`, only while it lasts."""
-    runs = [saved.state.account.run for saved in baselines]
-    await conn.execute(
-        UPSERT_BASELINES,
-        [saved.baseline.id for saved in baselines],
-        [saved.baseline.name for saved in baselines],
-        [saved.baseline.variant for saved in baselines],
-        [run.id for run in runs],
-        [run.initial_capital for run in runs],
-        [run.started_at for run in runs],
-        [msgspec.to_builtins(saved.state) for saved in baselines],
-        [saved.seen_until for saved in baselines],
-        term,
-    )
+    rows = []
+    for baseline, state, seen_until in baselines:
+        run = state.account.run
+        began = run.id, run.initial_capital, run.started_at
+        rows.append((*baseline[:3], *began, msgspec.to_builtins(state), seen_until))
+    await conn.execute(UPSERT_BASELINES, *columns_of(rows, 8), term)
 
 
 UPDATE_BASELINES_SEEN = """
