@@ -321,7 +321,7 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         ]
         or UNSET,
         providers_resting=dict(agents.in_cooldown()) or UNSET,
-        budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
+        budgets={model_id: BudgetUse.from_attributes(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
         alarms=_alarms(app) or UNSET,
@@ -340,18 +340,7 @@ def _alarms(app: web.Application) -> list[AlarmFiring]:
 
 def present_alarms(alarms: Alarms) -> list[AlarmFiring]:
     """Return the present conditions on the wire, oldest first."""
-    return [
-        AlarmFiring(
-            cause=condition.alarm.cause.kind,
-            subject=condition.alarm.cause.subject,
-            state="pending" if condition.reported_s is None else "firing",
-            message=condition.alarm.text,
-            since=iso(condition.since),
-            count=condition.count,
-            consequences=list(condition.consequences),
-        )
-        for condition in alarms.present()
-    ]
+    return [AlarmFiring.from_attributes(condition) for condition in alarms.present()]
 
 
 def _lag(app: web.Application) -> float | UnsetType:

@@ -134,7 +134,10 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         "to": "ci95.high", "pnl": "pnlAbsolute", "drawdown %": "maxDrawdown", "value": "endValue",
         "trades": "tradesCount", "under 1 min": "details.withinMinute",
     }  # fmt: skip
-    listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
+    listed = [
+        LeaderboardRow.from_attributes(entry, details=LeaderboardDetails.of(entry, options.sort_by))
+        for entry in entries
+    ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
     return Result(result, [*lines, *listing(listed, columns, text_columns=3)])

@@ -171,7 +171,7 @@ async def cancel_order(context: AgentContext, request: AgentCancelInput, key: Cr
     :raises NotFound: the account has no such order.
     """
     model = await _agent_of(context, request, key)
-    return OrderOutput(order=OrderView.of(await context.desk.cancel_order(model, request.order_id)))
+    return OrderOutput(order=OrderView.from_attributes(await context.desk.cancel_order(model, request.order_id)))
 
 
 @_tool("closePosition", "trade")
@@ -214,14 +214,14 @@ async def note(context: AgentContext, request: AgentNoteInput, key: Credential) 
 async def halt(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account: cancel resting orders that could open, and open nothing until an operator lifts the halt."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.desk.operate(model, Verb.HALT, request.reason))
+    return OperateOutput.from_attributes(await context.desk.operate(model, Verb.HALT, request.reason))
 
 
 @procedure("agent.flatten", paper_only=True, scope="operate")
 async def flatten(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account, cancel every resting order, and close every position at market."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.desk.operate(model, Verb.FLATTEN, request.reason))
+    return OperateOutput.from_attributes(await context.desk.operate(model, Verb.FLATTEN, request.reason))
 
 
 @procedure("agent.getHistory", paper_only=True, scope="read")
