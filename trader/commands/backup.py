@@ -43,14 +43,12 @@ from trader.database.loading import (
 from trader.database.partitions import create_partition, partitioned_table
 from trader.database.pool import Connection, Database, place
 from trader.database.schema import (
-    UNRELEASED_TYPE,
     apply_schema,
     open_database,
     require_schema,
     schema_text,
     schema_version,
     select_schema_version,
-    unreleased,
     upgrade,
 )
 from trader.exchange.domain.halts import CommandOutcome, scope
@@ -446,10 +444,8 @@ class BackupFacts(NamedTuple):
 async def _read_facts(file: Path) -> BackupFacts:
     """Return the metadata of a backup.
 
-    :raises StartError: the file is not a backup of this program, or comes from a newer or an unreleased version
+    :raises StartError: the file is not a backup of this program, or comes from a newer version
     """
-    if any(entry.kind == "TYPE" and entry.tag == UNRELEASED_TYPE for entry in await dumps.list_entries(file)):
-        raise unreleased(str(file))
     rows = await dumps.read_rows(file, "schema_version", "service_state")
     versions, states = rows.get("schema_version"), rows.get("service_state")
     if not versions:

@@ -64,25 +64,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 
 MODULES: Final = {first: module for group in GROUPS.values() for first, module in group.items()}
 
-_OF_KEYS: Final = ("add", "list", "rotate", "revoke", "limits", "webhook")
-
-ALIASES: Final[Mapping[str, str]] = {
-    "settings": "check --settings",
-    "version": "--version",
-    "alarms test": "status --test-notice",
-    "alarms list": "status",
-    "alarms": "status",
-    "budgets": "status --budgets",
-    "models seed": "models add",
-    **{f"agents {verb}": f"keys {verb} --of agent" for verb in _OF_KEYS},
-    **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS[:4]},
-    "agents": "keys",
-    "tokens": "keys",
-    "positions": "show positions",
-    "trades": "show trades",
-    "board": "show board",
-    "verify": "audit chain",
-}
+ALIASES: Final[Mapping[str, Sequence[str]]] = {"agents": ("keys",), "verify": ("audit", "chain")}
 """Other words for a command."""
 
 CALLED_AS: Final = os.environ.get("TRADER_CALLED_AS", "trader")
@@ -152,14 +134,6 @@ def load(first: str) -> None:
     """Import the module of a command, or every module if there is no such command (as for `--help`)."""
     for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
         importlib.import_module(f"trader.commands.{module}")
-
-
-def without_alias(words: Sequence[str]) -> list[str]:
-    """Return the words of a call with the command in place of an alias."""
-    for count in (2, 1):
-        if (words_of_command := ALIASES.get(" ".join(words[:count]))) is not None:
-            return [*words_of_command.split(), *words[count:]]
-    return list(words)
 
 
 def as_called(text: str) -> str:

@@ -104,7 +104,6 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 
 def _agent_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the agent, as `keys list` shows it")
-    parser.add_argument("--of", choices=["agent"], help=argparse.SUPPRESS)
 
 
 def _limit_arguments(parser: argparse.ArgumentParser) -> None:
