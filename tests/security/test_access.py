@@ -189,7 +189,7 @@ async def stream(database: Database) -> AsyncIterator[Client]:
 
 
 async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client, call: Call) -> None:
-    added = [await call(*["tokens", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
+    added = [await call(*["keys", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
     valid, revoked = (json.loads(said.out)["token"] for said in added)
     assert (await call(*["tokens", "revoke", "revoked"])).code == 0
     async with AsyncExitStack() as opened:
@@ -209,7 +209,7 @@ async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client,
 
 @pytest.mark.parametrize("is_rotated", [False, True], ids=["revoked", "rotated"])
 async def test_a_stream_ends_within_a_second_of_its_token(stream: Client, call: Call, *, is_rotated: bool) -> None:
-    token = json.loads((await call(*["tokens", "add", "page", "--scopes", "read", "--json"])).out)["token"]
+    token = json.loads((await call(*["keys", "add", "page", "--scopes", "read", "--json"])).out)["token"]
     async with stream.get("/api/events/workflow", headers=bearer(token)) as answer:
         assert answer.status == 200
         await answer.content.readany()

@@ -22,7 +22,7 @@ from trader.agents.sql.external import delete_webhooks, select_webhooks
 from trader.agents.sql.models import select_models, update_reaching_out_inactive
 from trader.agents.verification import verify
 from trader.commands.audit import LINES_MAX, add_record_option, record_run
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
@@ -97,15 +97,11 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("file", type=Path, nargs="?", help=meaning)
     where.add_argument("--into", type=Path, metavar="FOLDER", help="a folder for a file named after the present time")
-    parser.add_argument("--keep", type=_count, metavar="N", help="with --into: keep only the newest N backups there")
+    parser.add_argument(
+        "--keep", type=count_argument, metavar="N", help="with --into: keep only the newest N backups there"
+    )
     add_record_option(parser)
     parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 10000")
-    return int(text)
 
 
 @database_command(
@@ -351,11 +347,10 @@ def _restore_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a backup of your own: keep its tokens, keys and webhooks, and models with code or addresses, in force",
     )
     add_database_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 @command("restore", example="trader restore trader-2026-11-22.dump", arguments=_restore_arguments)
-def restore(options: argparse.Namespace) -> int:
+async def restore(options: argparse.Namespace) -> Result:
     """Restore a backup into an empty database.
 
     The database is that of DATABASE_URL, or the embedded one of the working folder.
@@ -366,13 +361,9 @@ def restore(options: argparse.Namespace) -> int:
     To move from the embedded PostgreSQL to a server, or back, make a backup and restore it. The restore is atomic; the
     command then audits and verifies the result. It refuses a database that has tables.
     """
-    if not options.file.is_file():
-        raise StartError(f"There is no file {options.file}.")
-    return print_result(run_to_end(_run_restore(options)), as_json=options.json)
-
-
-async def _run_restore(options: argparse.Namespace) -> Result:
     file: Path = options.file
+    if not await asyncio.to_thread(file.is_file):
+        raise StartError(f"There is no file {file}.")
     has_checksum = await asyncio.to_thread(dumps.has_checksum, file)
     facts = await _read_facts(file)
     async with _place(options, facts) as (dsn, where):

@@ -31,12 +31,10 @@ from trader.commands.command import (
     command,
     moment,
     operator,
-    print_result,
-    run_to_end,
     service_addresses,
     show,
 )
-from trader.commands.database import TargetDatabase, add_target_arguments, database_command, run_in_database
+from trader.commands.database import TargetDatabase, add_database_options, database_command, run_in_database
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, Unavailable
 from trader.core.money import format_decimal
@@ -95,11 +93,11 @@ def _reason(text: str) -> str:
 
 def _halt_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
-    add_target_arguments(parser)
+    add_database_options(parser)
 
 
 @command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_halt_arguments)
-def halt(options: argparse.Namespace) -> int:
+async def halt(options: argparse.Namespace) -> Result:
     """Halt trading: no position is opened or increased.
 
     Orders that reduce, stops and closes stay allowed.
@@ -107,10 +105,6 @@ def halt(options: argparse.Namespace) -> int:
     The running service puts the halt in force at once, even if the database does not accept it. If no service answers
     at HOST and PORT or SERVER_URL, the halt is written to the database.
     """
-    return print_result(run_to_end(_halt(options)), as_json=options.json)
-
-
-async def _halt(options: argparse.Namespace) -> Result:
     taken = await _halt_at_service(options)
     if taken is None:
         return await run_in_database(partial(operate, Verb.HALT), options, changes=True)

@@ -24,7 +24,6 @@ from trader.commands.command import (
     Result,
     command,
     moment,
-    print_result,
 )
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.season_plan import read_rules
@@ -200,7 +199,6 @@ async def _copy_links(
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the result of a season")
     anchors_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 @command(
@@ -209,7 +207,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     arguments=_check_arguments,
     compares=True,
 )
-def check(options: argparse.Namespace) -> int:
+def check(options: argparse.Namespace) -> Result:
     """Derive the result of a season again from the record in its folder, and report everything that differs.
 
     Only the record and the anchors are trusted: tables, card and report must be exactly what follows from them. The
@@ -244,7 +242,7 @@ def check(options: argparse.Namespace) -> int:
         "anchored": checked.anchored,
         "primary": primary and primary.word,
     }
-    return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
+    return Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
 @database_command("season show", example="trader season show")

@@ -148,7 +148,7 @@ def _plan(kind: type[Wire]) -> Sequence[tuple[str, Sequence[str], Callable[[Any]
         path = next((mark.path for mark in marks if mark.path), field.name)
         convert = next((mark.convert for mark in marks if mark.convert), None)
         nested = next((each for each in parts if isinstance(each, type) and issubclass(each, Wire)), None)
-        form = convert or (_as_text if nested is None else partial(_nested, nested))
+        form = convert or (None if nested is None else partial(_nested, nested))
         shown = partial(_shown, form, field.default is UNSET, NoneType in parts)
         plan.append((field.name, path.split("."), shown))
     return plan
@@ -165,9 +165,9 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(inner)
 
 
-def _shown(convert: Callable[[Any], Any], may_be_absent: bool, may_be_null: bool, value: Any) -> Any:
+def _shown(convert: Callable[[Any], Any] | None, may_be_absent: bool, may_be_null: bool, value: Any) -> Any:
     if value is not UNSET and not (value is None and (may_be_absent or may_be_null)):
-        value = convert(value)
+        value = _as_text(value if convert is None else convert(value))
     return UNSET if may_be_absent and (value is None or value is False) else value
 
 
