@@ -74,9 +74,9 @@ async def test_listed_trades_equal_the_answer_of_the_procedure(rows: None, call:
         ("bob", "SHORT", 29), ("ada", "LONG", 9),
     ]  # fmt: skip
     assert result["database"]["service"] == "not running"
-    assert [trade["modelId"] for trade in (await call("show", "trades", "--account", "ada", "--json")).value["trades"]] == [
-        "ada"
-    ]
+    assert [
+        trade["modelId"] for trade in (await call("show", "trades", "--account", "ada", "--json")).value["trades"]
+    ] == ["ada"]
     assert len((await call("show", "trades", "--limit", "1")).out.splitlines()) == 2
     shown = (await call("show", "trades")).out.splitlines()
     assert shown[0].split()[:3] == ["closed", "account", "market"]
@@ -107,9 +107,9 @@ async def test_accounts_match_the_board(rows: None, call: Call) -> None:
     assert [(entry["rank"], entry["modelId"], entry["pnlAbsolute"]) for entry in board["entries"]] == [
         (1, "bob", 29), (2, "ada", 9),
     ]  # fmt: skip
-    assert [entry["modelId"] for entry in (await call("show", "board", "--variant", "Apex", "--json")).value["entries"]] == [
-        "ada"
-    ]
+    assert [
+        entry["modelId"] for entry in (await call("show", "board", "--variant", "Apex", "--json")).value["entries"]
+    ] == ["ada"]
     assert "10,029.00" in (await call("accounts", "show", "bob")).out
     assert (await call("show", "positions", "--json")).value["positions"] == []
 
@@ -246,7 +246,13 @@ def failing_model(alarms: Alarms | None = None) -> Alarms:
 
 async def test_an_empty_database_has_nothing_to_show(database: Database, call: Call) -> None:
     assert (await call("status", "--json")).value["status"]["marketIdentity"] is None
-    for words in (("show", "trades"), ("show", "positions"), ("show", "board"), ("accounts", "list"), ("models", "list")):
+    for words in (
+        ("show", "trades"),
+        ("show", "positions"),
+        ("show", "board"),
+        ("accounts", "list"),
+        ("models", "list"),
+    ):
         outcome = await call(*words)
         assert outcome.code == 0, outcome
         assert "Traceback" not in outcome.err

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import hdrs, web
@@ -77,36 +77,24 @@ NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
 _HEADERS: Final = ("X-Request-Id", "Cache-Control")
 
-HEALTH: Final = Route(
+
+def _route(path: str, summary: str, body: Any, **responses: str) -> Route:
+    documented = {int(status[1:]): Documented(text, body, _HEADERS) for status, text in responses.items()}
+    return Route(path, summary, tag="health", responses=documented, alias=f"/api{path}", head=True)
+
+
+HEALTH: Final = _route(
     "/health",
     "Whether the service is healthy",
-    tag="health",
-    responses={
-        200: Documented(
-            "Postings are written, the market is live, and every scheduler is running.", HealthReport, _HEADERS
-        ),
-        503: Documented(
-            "One of these fails, or books and venue disagree; `reasons` says which.", HealthReport, _HEADERS
-        ),
-    },
-    alias="/api/health",
-    head=True,
+    HealthReport,
+    _200="Postings are written, the market is live, and every scheduler is running.",
+    _503="One of these fails, or books and venue disagree; `reasons` says which.",
 )
-LIVE: Final = Route(
-    "/health/live",
-    "Whether the process answers, for supervisors that restart it",
-    tag="health",
-    responses={200: Documented("It does.", LiveReport, _HEADERS)},
-    alias="/api/health/live",
-    head=True,
+LIVE: Final = _route(
+    "/health/live", "Whether the process answers, for supervisors that restart it", LiveReport, _200="It does."
 )
-REPORT: Final = Route(
-    "/health/schedulers",
-    "The parts of the service in detail; always 200",
-    tag="health",
-    responses={200: Documented("The report.", SchedulersReport, _HEADERS)},
-    alias="/api/health/schedulers",
-    head=True,
+REPORT: Final = _route(
+    "/health/schedulers", "The parts of the service in detail; always 200", SchedulersReport, _200="The report."
 )
 
 

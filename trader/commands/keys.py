@@ -177,8 +177,8 @@ async def _add_agent(options: argparse.Namespace, target: TargetDatabase) -> Res
             now,
             options.scopes or _DEFAULT_SCOPES,
             account_id=entry.id,
-            requests=options.requests or REQUESTS_PER_MINUTE,
-            decisions=options.decisions or DECISIONS_PER_MINUTE,
+            requests_per_minute=options.requests or REQUESTS_PER_MINUTE,
+            decisions_per_minute=options.decisions or DECISIONS_PER_MINUTE,
         )
         await insert_credential(conn, credential)
         if webhook is not None:

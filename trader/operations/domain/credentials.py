@@ -37,12 +37,12 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
     id: UUID
     name: str
-    account_id: str | None
+    account_id: str | None = None
     scopes: tuple[Scope, ...]
     prefix: str
     digest: bytes
-    requests_per_minute: int | None
-    decisions_per_minute: int | None
+    requests_per_minute: int | None = None
+    decisions_per_minute: int | None = None
     created_at: datetime
     revoked_at: datetime | None = None
 
