@@ -67,8 +67,6 @@ INFO: Final = web.RequestKey("info", RequestInfo)
 class Latencies:
     """A histogram of the durations of requests with one name and status; the last bucket is unbounded."""
 
-    __slots__ = ("counts", "sum_s")
-
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0

@@ -21,8 +21,8 @@ import msgspec
 from trader.agents.sql.external import delete_webhooks, select_webhooks
 from trader.agents.sql.models import select_models, update_reaching_out_inactive
 from trader.agents.verification import verify
-from trader.commands.audit import LINES_MAX, add_record_option, record_run
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, show
+from trader.commands.audit import add_record_option, record_run
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, first, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
@@ -88,7 +88,7 @@ class Checked(NamedTuple):
     def lines(self) -> list[str]:
         """The facts as lines for people."""
         counts = f"{self.runs} runs, {self.entries} ledger entries, {self.decisions} decisions"
-        listed = [f"  {problem}" for problem in self.problems[:LINES_MAX]]
+        listed = first([f"  {problem}" for problem in self.problems])
         return [f"checked: {counts}", *listed, f"NOT clean: {len(self.problems)} problems" if listed else "clean"]
 
 

@@ -313,6 +313,12 @@ def money(amount: Decimal | None) -> str:
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
+def first(lines: Sequence[str], most: int = 200, where: str = "") -> list[str]:
+    """Return at most so many lines, and how many more there are."""
+    more = [f"  and {len(lines) - most} more{where}"] if len(lines) > most else []
+    return [*lines[:most], *more]
+
+
 def allowed(names: Iterable[str]) -> str:
     """Format the allowed names for an error message; at most 20 of them."""
     listed = list(names)

@@ -29,6 +29,7 @@ from trader.commands.command import (
     EXIT_FAILED,
     Result,
     command,
+    first,
     moment,
     operator,
     service_addresses,
@@ -66,7 +67,6 @@ _BY_THE_SERVICE: Final = {Verb.RESET: "a new run has started", Verb.REMOVE: "the
 _HALT_S: Final = 15.0
 """How long the service may take to halt at once: a second for the database, ten for a resting order that is locked."""
 
-_LINES_MAX: Final = 200
 _WITHDRAWN: Final = "no service was running; nothing was cancelled or closed"
 
 
@@ -194,8 +194,7 @@ async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: Targe
             raise StartError(f"There is no account {options.account!r}. Nothing was changed.")
         exposures, marks = await store.select_exposures(conn, options.account), await select_last_marks(conn)
     lines = [_describe_exposure(exposure, marks) for exposure in exposures] or ["  no positions and no resting orders"]
-    if len(lines) > _LINES_MAX:
-        lines[_LINES_MAX:] = [f"  and {len(lines) - _LINES_MAX} more"]
+    lines = first(lines)
     title = f"{verb} of {scope(options.account)} would close or cancel, at about the last recorded prices:"
     if options.dry_run:
         return Result({"wouldClose": exposures, "prices": marks}, [title, *lines, "Nothing was changed."])
@@ -352,9 +351,7 @@ def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
         for fill in outcome.closed
     ]
     lines += [f"  LEFT: {leftover.account_id}: {leftover.what}: {leftover.reason}" for leftover in outcome.left]
-    yield from lines[:_LINES_MAX]
-    if len(lines) > _LINES_MAX:
-        yield f"  and {len(lines) - _LINES_MAX} more, in the table `commands`"
+    yield from first(lines, where=", in the table `commands`")
     counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
     if verb is Verb.RESUME:
         counts = "the service trades again"
@@ -376,12 +373,12 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     lines = [
         "No service is running. The next start applies the halt and cancels resting orders that could open positions."
     ]
-    for exposure in holdings[:_LINES_MAX]:
+    remaining = []
+    for exposure in holdings:
         limit = "" if exposure.limit_price is None else f", resting at {format_decimal(exposure.limit_price)}"
         what = f"{exposure.side} {format_decimal(exposure.quantity)} {exposure.symbol}"
-        lines.append(f"  remains: {exposure.account_id}: {what}{limit}")
-    if len(holdings) > _LINES_MAX:
-        lines.append(f"  and {len(holdings) - _LINES_MAX} more")
+        remaining.append(f"  remains: {exposure.account_id}: {what}{limit}")
+    lines += first(remaining)
     if command.verb is Verb.FLATTEN and holdings:
         positions = sum(exposure.limit_price is None for exposure in holdings)
         return False, [*lines, f"NOT closed: {positions} positions. Start the service and flatten again."]

@@ -30,34 +30,9 @@ from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.core.variant_id import VariantId
 
-T = TypeVar("T")
+__all__ = ["UNSET", "UnsetType", "VariantId", "iso"]  # of other modules; everything defined here is public, too
 
-__all__ = [
-    "ENCODER",
-    "UNSET",
-    "DecimalText",
-    "Empty",
-    "ErrorBody",
-    "From",
-    "Input",
-    "LongOutput",
-    "Number",
-    "PositiveNumber",
-    "Refusal",
-    "Timestamp",
-    "UnsetType",
-    "VariantFilter",
-    "VariantId",
-    "Wire",
-    "chosen_variant",
-    "decoder_of",
-    "encoded",
-    "format_decimal",
-    "iso",
-    "or_absent",
-    "or_none",
-    "trimmed",
-]
+T = TypeVar("T")
 
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 """The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""

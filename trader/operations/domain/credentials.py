@@ -70,8 +70,6 @@ def is_secret_of(credential: Credential, digest: bytes) -> bool:
 class TokenBucket:
     """Rate limit of events per minute: bursts of up to a minute's worth, then one at a time at the mean rate."""
 
-    __slots__ = ("_at_s", "_per_minute", "_tokens")
-
     def __init__(self, per_minute: int, now_s: float) -> None:
         self._per_minute = per_minute
         self._tokens = float(per_minute)
