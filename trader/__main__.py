@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trader import __version__
 from trader.commands.command import (
+    ALIASES,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_WRONG_SETTINGS,
@@ -15,7 +16,6 @@ from trader.commands.command import (
     parse,
     print_error,
     show,
-    without_alias,
 )
 from trader.core.errors import ArgumentsError, SettingsError, TraderError
 
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")  # names and texts may contain any character, whatever the locale
-    words = without_alias(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    words[:1] = ALIASES.get(words[0], words[:1]) if words else []
     if words and words[0] in ("-h", "--help", "--version"):
         is_version = words[0] == "--version"
         show(f"trader {__version__} (Python {platform.python_version()})" if is_version else overview())

@@ -35,7 +35,7 @@ from trader.core.errors import StartError, Unavailable
 from trader.core.schedulers import describe_error
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.operations.access import Access
-from trader.operations.alarms import Alarms, ClockWatch, send_heartbeats
+from trader.operations.alarms import HEARTBEAT_EVERY_S, Alarms, ClockWatch, send_heartbeats
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.notifications import Heartbeat, make_sinks, sender_of
 from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
@@ -128,7 +128,7 @@ def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
     if settings.heartbeat_url is not None:
         heartbeat = Heartbeat(settings.heartbeat_url)
         stack.push_async_callback(heartbeat.close)
-        beats = partial(send_heartbeats, heartbeat, settings.heartbeat_every_s, lambda: alarms.is_healthy)
+        beats = partial(send_heartbeats, heartbeat, HEARTBEAT_EVERY_S, lambda: alarms.is_healthy)
         stack.push_async_callback(tasks.end, tasks.keep(beats, "dead-man pings"))
     return alarms
 

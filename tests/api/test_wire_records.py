@@ -63,11 +63,11 @@ def test_the_fee_of_a_trades_fill_includes_the_liquidation_fee() -> None:
     }  # fmt: skip
 
 
-def test_given_times_become_text_and_given_decimals_are_sent_as_they_are() -> None:
+def test_given_values_take_the_form_of_the_wire_too() -> None:
     figures = Figures.from_attributes(
         source(), at=datetime(2026, 1, 1, tzinfo=UTC), total_pnl=Decimal("0.0120"), note=None
     )
-    assert (figures.at, str(figures.total_pnl), figures.note) == ("2026-01-01T00:00:00.000Z", "0.0120", UNSET)
+    assert (figures.at, str(figures.total_pnl), figures.note) == ("2026-01-01T00:00:00.000Z", "0.012", UNSET)
 
 
 def test_a_missing_attribute_is_a_bug() -> None:
@@ -78,9 +78,11 @@ def test_a_missing_attribute_is_a_bug() -> None:
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        (IntervalPercent.of(ConfidenceInterval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
+        (IntervalPercent.from_attributes(ConfidenceInterval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
         (
-            ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE, None)),
+            ReplicatesRow.from_attributes(
+                ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE, None)
+            ),
             {
                 "modelIds": ["ada", "eve"],
                 "lowestPercent": -1.5,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.process import BaseProcess
@@ -29,6 +30,7 @@ from trader.agents.domain.models import EXTERNAL
 from trader.agents.domain.tools import Hold
 from trader.agents.providers.webhook import signature
 from trader.agents.record import InvocationRecord
+from trader.api.connections import ConnectionLimits
 from trader.backtest import agents
 from trader.backtest.agents import BacktestDesk, CallingAgent, serving_agents
 from trader.core.errors import ProviderError, SeasonOver, Unavailable, ViewExpired, ViewUnknown
@@ -542,8 +544,9 @@ async def test_a_view_asked_for_while_its_decision_ends_is_not_the_end_of_the_ba
         await asked
 
 
-async def test_agents_are_served_within_the_limits_of_a_service() -> None:
-    settings = Settings.load({"HTTP_HEAD_TIMEOUT_S": "1"}, None, demo=True)
+async def test_agents_are_served_within_the_limits_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.api.connections.ConnectionLimits", partial(ConnectionLimits, head_s=1))
+    settings = Settings.load({}, None, demo=True)
     async with serving_agents(BacktestDesk([], settings), [], settings, 0) as address:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"POST /mcp HTTP/1.1\r\nHost:")  # and never the rest of the head

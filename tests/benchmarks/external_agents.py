@@ -57,7 +57,13 @@ async def add_agents(folder: Path, count: int) -> list[str]:
             await create_models(conn, entries, now, Opening(Decimal(10_000), "USD", 10_000, is_live=False))
             for name in names:
                 key, credential = issue(
-                    AGENT_MARK, name, now, ("read", "trade"), account_id=name, requests=120, decisions=2
+                    AGENT_MARK,
+                    name,
+                    now,
+                    ("read", "trade"),
+                    account_id=name,
+                    requests_per_minute=120,
+                    decisions_per_minute=2,
                 )
                 await insert_credential(conn, credential)
                 keys.append(key)

@@ -47,7 +47,7 @@ async def sizes(dsn: str) -> dict[str, int]:
 
 async def seed(dsn: str, *words: str) -> None:
     """Add the models, and with `words` the history that they trade."""
-    command = [sys.executable, "-P", "-m", "trader", "models", "seed", "--demo", "--models", str(MODELS), *words]
+    command = [sys.executable, "-P", "-m", "trader", "models", "add", "--demo", "--models", str(MODELS), *words]
     process = await asyncio.create_subprocess_exec(*command, "--database-url", dsn, stdout=subprocess.DEVNULL)
     if await process.wait():
         raise RuntimeError("the models were not added")

@@ -62,7 +62,7 @@ def test_a_backtest_trades_generated_candles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--days", "0"), "expected a number from 1 to 10000, got '0'"),
+        (("--days", "0"), "expected a whole number from 1 to 10000, got '0'"),
         (("--from", "2025-02-30"), "expected a day from 2000 to 2099, such as 2025-01-01, got '2025-02-30'"),
         (("--market", "XYZ"), "--market: the figures of XYZ are unknown; known are BTC, ETH, SOL"),
         (("--seed", "x"), "invalid int value: 'x'"),

@@ -48,7 +48,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def _run(*arguments: str) -> int:
     """Run it in a separate thread, since the test already has an event loop."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(main, ["models", "seed", *arguments]).result()
+        return pool.submit(main, ["models", "add", *arguments]).result()
 
 
 async def test_seeding_a_models_file_is_repeatable(
@@ -130,7 +130,7 @@ async def test_one_model_is_seeded_by_arguments(database: Database, dsn: str) ->
 def test_errors_are_reported_and_nothing_is_changed(
     capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
-    assert main(["models", "seed", *arguments, "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
+    assert main(["models", "add", *arguments, "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
     assert problem in capsys.readouterr().err
 
 
@@ -241,7 +241,7 @@ def test_errors_in_the_file_are_located(
 ) -> None:
     Path("models.toml").write_text(FILE.replace(*change, 1), encoding="utf-8")
     assert (
-        main(["models", "seed", "models.toml", "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
+        main(["models", "add", "models.toml", "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
     )
     reported = capsys.readouterr().err
     for problem in problems:
@@ -412,7 +412,7 @@ async def test_with_a_running_service_the_history_stays_and_models_start_now(
 async def test_models_are_added_once_a_history_is_complete(database: Database, dsn: str) -> None:
     async with history_database(dsn):
         seeding = asyncio.create_task(
-            asyncio.to_thread(main, ["models", "seed", "--models", "1", "--database-url", dsn])
+            asyncio.to_thread(main, ["models", "add", "--models", "1", "--database-url", dsn])
         )
         async with database.connection() as conn:
             await until(lambda: conn.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"))

@@ -69,16 +69,16 @@ async def rows(database: Database) -> None:
 
 
 async def test_listed_trades_equal_the_answer_of_the_procedure(rows: None, call: Call) -> None:
-    result = (await call("trades", "--json")).value
+    result = (await call("show", "trades", "--json")).value
     assert [(trade["modelId"], trade["side"], trade["netPnl"]) for trade in result["trades"]] == [
         ("bob", "SHORT", 29), ("ada", "LONG", 9),
     ]  # fmt: skip
     assert result["database"]["service"] == "not running"
-    assert [trade["modelId"] for trade in (await call("trades", "--account", "ada", "--json")).value["trades"]] == [
-        "ada"
-    ]
-    assert len((await call("trades", "--limit", "1")).out.splitlines()) == 2
-    shown = (await call("trades")).out.splitlines()
+    assert [
+        trade["modelId"] for trade in (await call("show", "trades", "--account", "ada", "--json")).value["trades"]
+    ] == ["ada"]
+    assert len((await call("show", "trades", "--limit", "1")).out.splitlines()) == 2
+    shown = (await call("show", "trades")).out.splitlines()
     assert shown[0].split()[:3] == ["closed", "account", "market"]
     assert "bob" in shown[1]
     assert "+29.00" in shown[1]
@@ -103,15 +103,15 @@ async def test_accounts_match_the_board(rows: None, call: Call) -> None:
     accounts = (await call("accounts", "list", "--json")).value["accounts"]
     assert {account["accountId"]: account["equity"] for account in accounts} == {"ada": 10009, "bob": 10029}
     assert (await call("accounts", "show", "bob", "--json")).value["account"] == accounts[1]
-    board = (await call("board", "--json")).value
+    board = (await call("show", "board", "--json")).value
     assert [(entry["rank"], entry["modelId"], entry["pnlAbsolute"]) for entry in board["entries"]] == [
         (1, "bob", 29), (2, "ada", 9),
     ]  # fmt: skip
-    assert [entry["modelId"] for entry in (await call("board", "--variant", "Apex", "--json")).value["entries"]] == [
-        "ada"
-    ]
+    assert [
+        entry["modelId"] for entry in (await call("show", "board", "--variant", "Apex", "--json")).value["entries"]
+    ] == ["ada"]
     assert "10,029.00" in (await call("accounts", "show", "bob")).out
-    assert (await call("positions", "--json")).value["positions"] == []
+    assert (await call("show", "positions", "--json")).value["positions"] == []
 
 
 async def test_status_fails_until_a_service_leads_and_says_why(
@@ -246,7 +246,13 @@ def failing_model(alarms: Alarms | None = None) -> Alarms:
 
 async def test_an_empty_database_has_nothing_to_show(database: Database, call: Call) -> None:
     assert (await call("status", "--json")).value["status"]["marketIdentity"] is None
-    for words in (("trades",), ("positions",), ("board",), ("accounts", "list"), ("models", "list")):
+    for words in (
+        ("show", "trades"),
+        ("show", "positions"),
+        ("show", "board"),
+        ("accounts", "list"),
+        ("models", "list"),
+    ):
         outcome = await call(*words)
         assert outcome.code == 0, outcome
         assert "Traceback" not in outcome.err
@@ -277,7 +283,7 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("trades", "--account", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
+        (("show", "trades", "--account", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
         (("accounts", "show", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
         (("accounts", "reset", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
         (("models", "pause", "eve"), "There is no model 'eve'. Existing models: ada, bob."),

@@ -23,18 +23,16 @@ from support.records import (
     make_snapshot,
 )
 
-from trader.__main__ import main
 from trader.agents.domain.models import Model
 from trader.agents.sql import models as models_store
 from trader.agents.sql.models import upsert_model
 from trader.commands.backup import restore_file
-from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
 from trader.database import schema
 from trader.database.embedded import dumps
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
-from trader.database.schema import MIGRATIONS, apply_schema, open_database, require_schema, schema_text, schema_version
+from trader.database.schema import MIGRATIONS, apply_schema, open_database, schema_text, schema_version
 from trader.portfolio.audit import audit
 from trader.portfolio.sql.snapshots import insert_snapshots
 
@@ -194,29 +192,6 @@ async def test_a_backup_restores_everything(
             assert await insert_snapshots(conn, [make_snapshot("one", START + timedelta(days=30), "1")]) == 1
             assert await _same_costs(conn)
         assert (await audit(restored)).runs == 3
-
-
-@pytest.mark.parametrize("version", [1, 9])
-async def test_an_unreleased_database_is_refused_and_left_unchanged(database: Database, version: int) -> None:
-    async with database.connection() as conn:
-        await conn.execute("CREATE TYPE variant_id AS ENUM ('Apex'); DROP TABLE fills CASCADE")
-        await conn.execute("UPDATE schema_version SET version = $1", version)
-    for use in (apply_schema(database), require_schema(database, "postgresql://127.0.0.1/trader")):
-        with pytest.raises(StartError, match=r"before the first release.*trader export FOLDER.*docs/operation.md"):
-            await use
-    async with database.connection() as conn:
-        assert await conn.fetchval("SELECT to_regclass('fills')") is None
-
-
-async def test_an_unreleased_backup_is_refused(
-    dsn: str, database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with database.connection() as conn:
-        await conn.execute("CREATE TYPE variant_id AS ENUM ('Apex'); UPDATE schema_version SET version = 9")
-    file = tmp_path / "trader.dump"
-    await dumps.dump(dumps.libpq_address(dsn), 15, file)
-    assert await asyncio.to_thread(main, ["restore", str(file), "--database-url", dsn]) == 1
-    assert "trader.dump was written by a version of trader from before the first release" in capsys.readouterr().err
 
 
 class MoreVariants(StrEnum):

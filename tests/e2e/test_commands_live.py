@@ -31,7 +31,7 @@ async def test_commands_show_the_state_of_the_service_and_act_through_it(
             while (outcome := await run("status"))[0] != 0:
                 assert outcome[1]["database"]["service"] == "running"
         assert (outcome[1]["troubles"], outcome[1]["health"]["report"]["status"]) == ([], "healthy")
-        _, trades = await run("trades", "--account", "me")
+        _, trades = await run("show", "trades", "--account", "me")
         assert trades["trades"] == (await service.call("trading.getTrades", modelId="me"))["trades"]
         _, shown = await run("accounts", "show", "me")
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]

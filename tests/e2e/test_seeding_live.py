@@ -131,7 +131,7 @@ async def test_seeding_before_the_first_start_makes_the_database_of_that_service
 
 
 async def test_seeding_uses_the_database_of_the_only_running_service_in_any_market(open_folder: Path) -> None:
-    seed = ("models", "seed", "--models", "1")
+    seed = ("models", "add", "--models", "1")
 
     async def seeded(*arguments: str) -> tuple[str, str]:
         code, value = await run_command(open_folder, *seed, *arguments)

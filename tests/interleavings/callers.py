@@ -52,8 +52,8 @@ class Callers:
             process.arena.clock.now(),
             ("read", "trade"),
             account_id=agent,
-            requests=1000,
-            decisions=1000,
+            requests_per_minute=1000,
+            decisions_per_minute=1000,
         )
         async with self._database.transaction() as conn:
             await insert_credential(conn, credential)

@@ -189,9 +189,9 @@ async def stream(database: Database) -> AsyncIterator[Client]:
 
 
 async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client, call: Call) -> None:
-    added = [await call(*["tokens", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
+    added = [await call(*["keys", "add", name, "--scopes", "read", "--json"]) for name in ("page", "revoked")]
     valid, revoked = (json.loads(said.out)["token"] for said in added)
-    assert (await call(*["tokens", "revoke", "revoked"])).code == 0
+    assert (await call(*["keys", "revoke", "revoked"])).code == 0
     async with AsyncExitStack() as opened:
 
         async def status_of(**headers: str) -> int:
@@ -209,14 +209,14 @@ async def test_anonymous_streams_make_room_for_valid_tokens_only(stream: Client,
 
 @pytest.mark.parametrize("is_rotated", [False, True], ids=["revoked", "rotated"])
 async def test_a_stream_ends_within_a_second_of_its_token(stream: Client, call: Call, *, is_rotated: bool) -> None:
-    token = json.loads((await call(*["tokens", "add", "page", "--scopes", "read", "--json"])).out)["token"]
+    token = json.loads((await call(*["keys", "add", "page", "--scopes", "read", "--json"])).out)["token"]
     async with stream.get("/api/events/workflow", headers=bearer(token)) as answer:
         assert answer.status == 200
         await answer.content.readany()
         with pytest.raises(TimeoutError):  # it stays open as long as its token is valid
             async with asyncio.timeout(2 * READ_EVERY_S):
                 await answer.content.read()
-        said = await call(*f"tokens {'rotate' if is_rotated else 'revoke'} page".split())
+        said = await call(*f"keys {'rotate' if is_rotated else 'revoke'} page".split())
         assert said.code == 0
         ended_s = asyncio.get_running_loop().time()
         async with asyncio.timeout(30):

@@ -106,7 +106,7 @@ async def test_the_largest_bodies_block_the_loop_for_milliseconds() -> None:
 
 @pytest.fixture
 async def patient() -> AsyncIterator[Service]:
-    async with running(ConnectionLimits(), API_TOKEN="t" * 20, HTTP_BODY_TIMEOUT_S="60") as started:
+    async with running(ConnectionLimits(), body_wait_s=60, API_TOKEN="t" * 20) as started:
         yield started
 
 

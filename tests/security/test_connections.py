@@ -214,8 +214,8 @@ async def test_the_longest_idle_connection_makes_room_regardless_of_age() -> Non
 
 
 async def test_connections_that_wait_for_strangers_make_room_before_a_newcomer() -> None:
-    promised, environ = b"Content-Length: 2\r\n", {"API_TOKEN": "t" * 20, "HTTP_BODY_TIMEOUT_S": "60"}
-    async with running(ConnectionLimits(connections_max=3), registry, **environ) as service, asyncio.timeout(10):
+    promised, limits = b"Content-Length: 2\r\n", ConnectionLimits(connections_max=3)
+    async with running(limits, registry, 60, API_TOKEN="t" * 20) as service, asyncio.timeout(10):
         known = await service.connect(CALL + b"Authorization: Bearer " + b"t" * 20 + b"\r\n" + promised + b"\r\n{")
         strangers = [await service.connect(CALL + promised + b"\r\n{") for _ in range(2)]
         await service.until(lambda _: service.waiting_bytes == 3)

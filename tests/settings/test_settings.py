@@ -665,7 +665,7 @@ def test_an_env_file_that_others_could_have_written_is_read_only_if_it_is_named(
     file = Path(".env")
     file.write_text("PORT=9\n")
     file.chmod(0o664)  # by a group of its own, as many systems leave it
-    assert main(["settings", "--demo"]) == 0
+    assert main(["check", "--settings", "--demo"]) == 0
     changes: list[tuple[Callable[[], None], Callable[[], None], str]] = [
         (lambda: os.chown(file, 61_000, 0), lambda: os.chown(file, 0, 0), ".env belongs to another user (61000)"),
         (lambda: file.chmod(0o666), lambda: file.chmod(0o600), ".env can be changed by other users (chmod go-w .env)"),
@@ -673,11 +673,11 @@ def test_an_env_file_that_others_could_have_written_is_read_only_if_it_is_named(
     ]
     for change, undo, reason in changes:
         change()
-        for command in ("settings --demo", "status", "halt"):
+        for command in ("check --settings --demo", "status", "halt"):
             assert main(command.split()) == 2
             assert f".env is not read: {reason}" in capsys.readouterr().err
-        assert main(["settings", "--demo", "--env-file", ".env"]) == 0
+        assert main(["check", "--settings", "--demo", "--env-file", ".env"]) == 0
         undo()
     capsys.readouterr()
-    assert main(["settings", "--demo"]) == 0
+    assert main(["check", "--settings", "--demo"]) == 0
     assert "9" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import ClientSession, web
 from support.served import make_app
 from support.waiting import until
@@ -100,9 +101,11 @@ def request_id_of(answer: bytes) -> str:
 
 
 @asynccontextmanager
-async def running(limits: ConnectionLimits, procedures: Registry = registry, **environ: str) -> AsyncIterator[Service]:
+async def running(
+    limits: ConnectionLimits, procedures: Registry = registry, body_wait_s: float = 1, **environ: str
+) -> AsyncIterator[Service]:
     """Run a service with the procedures of the registry and two extra paths: one healthy, one with a bug."""
-    settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1", **environ}, None, demo=True)
+    settings = Settings.load(environ, None, demo=True)
 
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "healthy"})
@@ -118,8 +121,10 @@ async def running(limits: ConnectionLimits, procedures: Registry = registry, **e
     sockets = bind("127.0.0.1", 0)
     await server.start(sockets)
     service = Service(app, server, int(sockets[0].getsockname()[1]))
-    try:
-        yield service
-    finally:
-        await service.leave()
-        await server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trader.api.requests.BODY_WAIT_S", body_wait_s)
+        try:
+            yield service
+        finally:
+            await service.leave()
+            await server.stop()

@@ -12,7 +12,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
@@ -53,23 +53,12 @@ _SLOW_HEAD_ANSWER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of connections. Times are seconds of real time, sizes bytes."""
+    """Limits of connections. Times are seconds of real time."""
 
     connections_max: int = 4096
     idle_s: float = 75.0
     head_s: float = 10.0
     answer_s: float = 30.0
-    line_bytes_max: int = 8190
-
-    @classmethod
-    def of(cls, settings: Settings) -> "ConnectionLimits":
-        return cls(
-            connections_max=settings.http_connections_max,
-            idle_s=settings.http_idle_timeout_s,
-            head_s=settings.http_head_timeout_s,
-            answer_s=settings.http_body_timeout_s,
-            line_bytes_max=settings.http_header_bytes_max,
-        )
 
 
 class _WithoutVersions:
@@ -206,8 +195,6 @@ class HttpServer:
             logger=_http_log,
             keepalive_timeout=limits.idle_s,
             lingering_time=limits.head_s,
-            max_line_size=limits.line_bytes_max,
-            max_field_size=limits.line_bytes_max,
         )
         self._limits = limits
         self._new_id = app[REQUESTS].new_id
@@ -284,9 +271,7 @@ async def serving(app: web.Application, settings: Settings, sockets: Sequence[so
 
     :raises StartError: another process took the port at the same moment
     """
-    limits = ConnectionLimits.of(settings)
-    limits = replace(limits, connections_max=raise_file_limit(limits.connections_max))
-    server = HttpServer(app, limits)
+    server = HttpServer(app, ConnectionLimits(connections_max=raise_file_limit(settings.http_connections_max)))
     host, port = sockets[0].getsockname()[:2]
     try:
         try:

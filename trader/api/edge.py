@@ -69,7 +69,7 @@ def make_app(
     """Return the application of a service or of a backtest: its procedures, MCP and further routes behind this edge."""
     app = web.Application()
     app[ACCESS], app[rpc.DISPATCHER] = access, dispatcher
-    app.add_routes([*dispatcher.routes(), *mcp.McpServer(dispatcher, settings.http_body_timeout_s).routes(), *routes])
+    app.add_routes([*dispatcher.routes(), *mcp.McpServer(dispatcher).routes(), *routes])
     app[REQUESTS], app[WAITING_BODIES] = RequestLog(), WaitingBodies()
     app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
     app.middlewares.append(answer)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import hdrs, web
@@ -77,36 +77,24 @@ NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
 _HEADERS: Final = ("X-Request-Id", "Cache-Control")
 
-HEALTH: Final = Route(
+
+def _route(path: str, summary: str, body: Any, **responses: str) -> Route:
+    documented = {int(status[1:]): Documented(text, body, _HEADERS) for status, text in responses.items()}
+    return Route(path, summary, tag="health", responses=documented, alias=f"/api{path}", head=True)
+
+
+HEALTH: Final = _route(
     "/health",
     "Whether the service is healthy",
-    tag="health",
-    responses={
-        200: Documented(
-            "Postings are written, the market is live, and every scheduler is running.", HealthReport, _HEADERS
-        ),
-        503: Documented(
-            "One of these fails, or books and venue disagree; `reasons` says which.", HealthReport, _HEADERS
-        ),
-    },
-    alias="/api/health",
-    head=True,
+    HealthReport,
+    _200="Postings are written, the market is live, and every scheduler is running.",
+    _503="One of these fails, or books and venue disagree; `reasons` says which.",
 )
-LIVE: Final = Route(
-    "/health/live",
-    "Whether the process answers, for supervisors that restart it",
-    tag="health",
-    responses={200: Documented("It does.", LiveReport, _HEADERS)},
-    alias="/api/health/live",
-    head=True,
+LIVE: Final = _route(
+    "/health/live", "Whether the process answers, for supervisors that restart it", LiveReport, _200="It does."
 )
-REPORT: Final = Route(
-    "/health/schedulers",
-    "The parts of the service in detail; always 200",
-    tag="health",
-    responses={200: Documented("The report.", SchedulersReport, _HEADERS)},
-    alias="/api/health/schedulers",
-    head=True,
+REPORT: Final = _route(
+    "/health/schedulers", "The parts of the service in detail; always 200", SchedulersReport, _200="The report."
 )
 
 
@@ -321,7 +309,7 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         ]
         or UNSET,
         providers_resting=dict(agents.in_cooldown()) or UNSET,
-        budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
+        budgets={model_id: BudgetUse.from_attributes(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
         alarms=_alarms(app) or UNSET,
@@ -340,18 +328,7 @@ def _alarms(app: web.Application) -> list[AlarmFiring]:
 
 def present_alarms(alarms: Alarms) -> list[AlarmFiring]:
     """Return the present conditions on the wire, oldest first."""
-    return [
-        AlarmFiring(
-            cause=condition.alarm.cause.kind,
-            subject=condition.alarm.cause.subject,
-            state="pending" if condition.reported_s is None else "firing",
-            message=condition.alarm.text,
-            since=iso(condition.since),
-            count=condition.count,
-            consequences=list(condition.consequences),
-        )
-        for condition in alarms.present()
-    ]
+    return [AlarmFiring.from_attributes(condition) for condition in alarms.present()]
 
 
 def _lag(app: web.Application) -> float | UnsetType:

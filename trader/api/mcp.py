@@ -74,9 +74,8 @@ class _Failure(Exception):
 class McpServer:
     """Answers the requests of MCP clients with the procedures of a dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, body_wait_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._body_wait_s = body_wait_s
         declared = {name: each for name, each in dispatcher.procedures.items() if name.startswith(DOMAIN)}
         self._targets = {name.removeprefix(DOMAIN): Target(each, BodyStyle.PLAIN) for name, each in declared.items()}
         self._tools = [_tool(name, target.procedure) for name, target in self._targets.items()]
@@ -89,7 +88,7 @@ class McpServer:
         accepted = request.headers.get(hdrs.ACCEPT, "*/*")
         if not any(kind in accepted for kind in (JSON, "application/*", "*/*")):
             return web.json_response({"error": f"only {JSON} is sent here"}, status=HTTPStatus.NOT_ACCEPTABLE)
-        body = await read_body(request, self._body_wait_s)
+        body = await read_body(request)
         call_id: Any = None
         is_modern = request.headers.get(VERSION_HEADER, EARLIER[0]) not in EARLIER
         try:

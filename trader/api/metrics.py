@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final, cast
 
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -163,31 +163,24 @@ def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
 
 
 def _streams_of(broadcasters: Iterable[Broadcaster]) -> Iterator[Metric]:
-    subscribers = GaugeMetricFamily("trader_stream_subscribers", "Open streams.", labels=["stream"])
-    capacity = GaugeMetricFamily("trader_stream_capacity", "Maximum number of open streams.", labels=["stream"])
-    dropped = CounterMetricFamily("trader_stream_drops", "Subscribers that could not keep up.", labels=["stream"])
-    loads = CounterMetricFamily("trader_stream_loads", "States loaded for sending.", labels=["stream"])
-    failures = CounterMetricFamily("trader_stream_load_failures", "Loads that failed.", labels=["stream"])
-    for broadcaster in broadcasters:
-        subscribers.add_metric([broadcaster.name], len(broadcaster))
-        capacity.add_metric([broadcaster.name], broadcaster.capacity)
-        dropped.add_metric([broadcaster.name], broadcaster.dropped)
-        if isinstance(broadcaster, StateBroadcaster):
-            loads.add_metric([broadcaster.name], broadcaster.loads)
-            failures.add_metric([broadcaster.name], broadcaster.failures)
-    yield from (subscribers, capacity, dropped, loads, failures)
+    label, each = "stream", {broadcaster.name: broadcaster for broadcaster in broadcasters}
+    states = {name: broadcaster for name, broadcaster in each.items() if isinstance(broadcaster, StateBroadcaster)}
+    yield _gauges("trader_stream_subscribers", "Open streams.", label, {n: len(b) for n, b in each.items()})
+    yield _gauges("trader_stream_capacity", "Maximum number of open streams.", label, _of(each, "capacity"))
+    yield _counters("trader_stream_drops", "Subscribers that could not keep up.", label, _of(each, "dropped"))
+    yield _counters("trader_stream_loads", "States loaded for sending.", label, _of(states, "loads"))
+    yield _counters("trader_stream_load_failures", "Loads that failed.", label, _of(states, "failures"))
 
 
 def _schedulers_of(schedulers: Mapping[str, JobStatus]) -> Iterator[Metric]:
-    label = "scheduler"
-    each = schedulers.items()
-    yield _gauges("trader_scheduler_running", "1 while it runs here.", label, {n: int(s.running) for n, s in each})
-    yield _counters("trader_scheduler_runs", "Runs that ended.", label, {n: s.runs for n, s in each})
-    yield _counters("trader_scheduler_failures", "Runs that failed.", label, {n: s.failures for n, s in each})
-    yield _counters("trader_scheduler_skips", "Due times skipped during a run.", label, {n: s.skipped for n, s in each})
-    lags = {name: (status.last_lag_ms or 0) / 1000 for name, status in each}
+    label, each = "scheduler", schedulers
+    yield _gauges("trader_scheduler_running", "1 while it runs here.", label, _of(each, "running"))
+    yield _counters("trader_scheduler_runs", "Runs that ended.", label, _of(each, "runs"))
+    yield _counters("trader_scheduler_failures", "Runs that failed.", label, _of(each, "failures"))
+    yield _counters("trader_scheduler_skips", "Due times skipped during a run.", label, _of(each, "skipped"))
+    lags = {name: (status.last_lag_ms or 0) / 1000 for name, status in each.items()}
     yield _gauges("trader_scheduler_lag_seconds", "How late the last run started.", label, lags)
-    durations = {name: (status.last_duration_ms or 0) / 1000 for name, status in each}
+    durations = {name: (status.last_duration_ms or 0) / 1000 for name, status in each.items()}
     yield _gauges("trader_scheduler_last_duration_seconds", "How long the last run took.", label, durations)
 
 
@@ -197,9 +190,8 @@ def _condition_of(app: web.Application) -> Iterator[Metric]:
     yield GaugeMetricFamily("trader_leader", "1 on the leader, else 0.", int(app[ROLE].role == "leader"))
     if (lag_s := app[RELAY].lag_s()) is not None:
         yield GaugeMetricFamily("trader_lag_seconds", "Age of the newest record seen from the leader.", lag_s)
-    healthy = GaugeMetricFamily("trader_healthy", "1 while /health has no reason, else 0.")
-    healthy.add_metric([], int(app[ALARMS].is_healthy))
-    yield healthy
+    is_healthy = int(app[ALARMS].is_healthy)
+    yield GaugeMetricFamily("trader_healthy", "1 while /health has no reason, else 0.", is_healthy)
     yield GaugeMetricFamily("trader_halts", "Halts in force.", len(app[HALTS].in_force))
     yield GaugeMetricFamily("trader_disagreements", "Accounts whose books and venue disagree.", troubles)
     yield GaugeMetricFamily("trader_market_stale", "1 while the market is too stale to trade.", int(market.is_stale()))
@@ -217,71 +209,60 @@ def _trading_of(tally: Tally) -> Iterator[Metric]:
 
 
 def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
-    attempts = CounterMetricFamily(
-        "trader_provider_attempts", "Calls of AI providers by outcome.", labels=["provider", "outcome"]
-    )
-    tokens = CounterMetricFamily("trader_provider_tokens", "Tokens as charged.", labels=["provider", "direction"])
-    cooldowns = CounterMetricFamily(
-        "trader_provider_key_cooldowns", "Cooldowns of keys.", labels=["provider", "reason"]
-    )
-    unmetered = CounterMetricFamily(
-        "trader_provider_unmetered_attempts", "Calls that may have cost unreported tokens.", labels=["provider"]
-    )
-    outages = find_outages(providers)
-    for name, provider in providers.items():
-        if not isinstance(provider, ProviderClient):
-            continue
-        usage = provider.usage
-        for outcome, count in usage.attempts.items():
-            attempts.add_metric([name, outcome], count)
-        tokens.add_metric([name, "input"], usage.input_tokens)
-        tokens.add_metric([name, "output"], usage.output_tokens)
-        tokens.add_metric([name, "cached"], usage.cached_tokens)
-        for reason, count in usage.cooldowns.items():
-            cooldowns.add_metric([name, reason], count)
-        unmetered.add_metric([name], usage.unmetered_attempts)
-    yield from (attempts, tokens, unmetered, cooldowns)
-    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ProviderClient)}
+    clients = {name: provider for name, provider in providers.items() if isinstance(provider, ProviderClient)}
+    usage, outages = {name: client.usage for name, client in clients.items()}, find_outages(providers)
+    attempts = {(name, outcome): count for name, each in usage.items() for outcome, count in each.attempts.items()}
+    yield _counters("trader_provider_attempts", "Calls of AI providers by outcome.", "provider outcome", attempts)
+    kinds = ("input", "output", "cached")
+    tokens = {(name, kind): getattr(each, f"{kind}_tokens") for name, each in usage.items() for kind in kinds}
+    yield _counters("trader_provider_tokens", "Tokens as charged.", "provider direction", tokens)
+    meaning = "Calls that may have cost unreported tokens."
+    yield _counters("trader_provider_unmetered_attempts", meaning, "provider", _of(usage, "unmetered_attempts"))
+    cooldowns = {(name, reason): count for name, each in usage.items() for reason, count in each.cooldowns.items()}
+    yield _counters("trader_provider_key_cooldowns", "Cooldowns of keys.", "provider reason", cooldowns)
+    down = {name: name in outages for name in clients}
     yield _gauges("trader_provider_out", "1 while no model can use it.", "provider", down)
 
 
 def _alarms_of(alarms: Alarms) -> Iterator[Metric]:
-    raised = CounterMetricFamily("trader_alarms", "Alarms raised.", labels=["cause"])
-    for kind, count in sorted(alarms.counts.items()):
-        raised.add_metric([kind], count)
-    firing = GaugeMetricFamily("trader_alarms_firing", "Alarms firing now.", labels=["cause", "subject"])
-    for condition in alarms.firing():
-        firing.add_metric(condition.alarm.cause, 1)
-    sent = CounterMetricFamily("trader_notifications", "Notices by sink of NOTIFY_URL.", labels=["sink", "outcome"])
-    for outlet in alarms.outlets:
-        for outcome, count in outlet.outcomes.items():
-            sent.add_metric([outlet.name, outcome], count)
+    yield _counters("trader_alarms", "Alarms raised.", "cause", dict(sorted(alarms.counts.items())))
+    firing = {condition.alarm.cause: 1 for condition in alarms.firing()}
+    yield _gauges("trader_alarms_firing", "Alarms firing now.", "cause subject", firing)
+    sent = {(outlet.name, outcome): n for outlet in alarms.outlets for outcome, n in outlet.outcomes.items()}
+    yield _counters("trader_notifications", "Notices by sink of NOTIFY_URL.", "sink outcome", sent)
     waiting = {outlet.name: len(outlet) for outlet in alarms.outlets}
-    yield from (raised, firing, sent, _gauges("trader_notifications_waiting", "Notices waiting.", "sink", waiting))
+    yield _gauges("trader_notifications_waiting", "Notices waiting.", "sink", waiting)
 
 
 def _budgets_of(budgets: Mapping[str, Budget]) -> Iterator[Metric]:
-    label, each = "model", budgets.items()
-    own = {model_id: float(budget.usd) for model_id, budget in each if budget.usd is not None}
-    spent = {model_id: float(budget.spent) for model_id, budget in each}
+    label = "model"
+    own = {model_id: float(budget.usd) for model_id, budget in budgets.items() if budget.usd is not None}
+    spent = {model_id: float(budget.spent) for model_id, budget in budgets.items()}
     yield _gauges("trader_model_cost_today_usd", "Known cost since 00:00 UTC of a model with a budget.", label, spent)
     yield _gauges("trader_model_budget_usd", "Daily budget of a model (UTC).", label, own)
-    closed = {model_id: int(budget.state != "open") for model_id, budget in each}
+    closed = {model_id: budget.state != "open" for model_id, budget in budgets.items()}
     yield _gauges("trader_model_budget_spent", "1 while a budget that limits it is spent.", label, closed)
 
 
-def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, meaning, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+def _of(parts: Mapping[str, object], name: str) -> dict[str, float]:
+    """Return an attribute of each part."""
+    return {key: getattr(part, name) for key, part in parts.items()}
 
 
-def _counters(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, meaning, labels=[label])
+def _labeled(family: Any, values: Mapping[Any, float]) -> Metric:
     for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+        family.add_metric([key] if isinstance(key, str) else key, value)
+    return cast("Metric", family)
+
+
+def _gauges(name: str, meaning: str, labels: str, values: Mapping[Any, float]) -> Metric:
+    """Return a gauge with a value for each label's value, or for each tuple of several labels' values."""
+    return _labeled(GaugeMetricFamily(name, meaning, labels=labels.split()), values)
+
+
+def _counters(name: str, meaning: str, labels: str, values: Mapping[Any, float]) -> Metric:
+    """Return a counter as `_gauges` does a gauge."""
+    return _labeled(CounterMetricFamily(name, meaning, labels=labels.split()), values)
 
 
 def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:

@@ -69,7 +69,7 @@ class OriginRule:
         origins = request.headers.getall(ORIGIN, None)
         if origins is None:
             return _refusal_of_site(request)
-        if self.allows(origins, self._port or _listen_port(request)):
+        if self.allows(origins, self._port or _reached(request)[1]):
             return None
         shown = ", ".join(origins)[:_NAME_SHOWN]
         self._refused.log(ascii(shown))
@@ -112,7 +112,7 @@ class HostRule:
         if text in self._accepted:
             return None
         name = _host_name(text)
-        if name in self._names or _is_loopback(name) or name == _reached_address(request):
+        if name in self._names or _is_loopback(name) or name == _reached(request)[0]:
             if len(self._accepted) < _LOGGED_MAX:
                 self._accepted.add(text)
             return None
@@ -135,15 +135,10 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _reached_address(request: web.Request) -> str | None:
-    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    return str(address[0]) if isinstance(address, tuple) else None
-
-
-def _listen_port(request: web.Request) -> int:
-    """Return the port that the system chose, for PORT=0."""
-    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    return int(address[1]) if isinstance(address, tuple) else 0
+def _reached(request: web.Request) -> tuple[str | None, int]:
+    """Return the address and the port that the caller reached, with PORT=0 the one that the system chose."""
+    address = request.get_extra_info("sockname")
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else (None, 0)
 
 
 ORIGINS: Final = web.AppKey("origins", OriginRule)

@@ -32,15 +32,15 @@ class Procedure:
     handler: ProcedureHandler
     input_type: type[Any]
     output_type: Any
-    changes: bool
-    operates: bool
-    private: bool
-    paper_only: bool
-    long: bool
-    token: Token | None
-    scope: Scope | None
     input_decoder: msgspec.json.Decoder[Any]
     output_decoder: msgspec.json.Decoder[Any]
+    changes: bool = False
+    operates: bool = False
+    private: bool = False
+    paper_only: bool = False
+    long: bool = False
+    token: Token | None = None
+    scope: Scope | None = None
 
 
 class Registry:
@@ -57,48 +57,26 @@ class Registry:
         """Return a registry with only these procedures."""
         return Registry((name, self._procedures[name]) for name in names)
 
-    def procedure(
-        self,
-        name: str,
-        *,
-        changes: bool = False,
-        operates: bool = False,
-        private: bool = False,
-        paper_only: bool = False,
-        long: bool = False,
-        token: Token | None = None,
-        scope: Scope | None = None,
-    ) -> Callable[[H], H]:
+    def procedure(self, name: str, **rules: Any) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
-        The types come from its annotations. A duplicate name or a contradiction raises `ValueError` at import.
+        The types come from its annotations; `rules` are the fields of `Procedure` that have defaults. A duplicate name
+        or a contradiction raises `ValueError` at import.
         """
 
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
-            if (changes or private or scope is not None) and token is not None:
-                raise ValueError(f"the procedure {name} is guarded, so its responses cannot be cached")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             if get_origin(output_type) is LongOutput:
                 (output_type,) = get_args(output_type)
             input_type = list(hints.values())[1]
-            self._procedures[name] = Procedure(
-                name=name,
-                handler=handler,
-                input_type=input_type,
-                output_type=output_type,
-                changes=changes,
-                operates=operates,
-                private=private,
-                paper_only=paper_only,
-                long=long,
-                token=token,
-                scope=scope,
-                input_decoder=msgspec.json.Decoder(input_type),
-                output_decoder=msgspec.json.Decoder(output_type),
-            )
+            decoders = msgspec.json.Decoder(input_type), msgspec.json.Decoder(output_type)
+            declared = Procedure(name, handler, input_type, output_type, *decoders, **rules)
+            if (declared.changes or declared.private or declared.scope is not None) and declared.token is not None:
+                raise ValueError(f"the procedure {name} is guarded, so its responses cannot be cached")
+            self._procedures[name] = declared
             return handler
 
         return declare

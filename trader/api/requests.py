@@ -26,6 +26,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY_SIZE_MAX: Final = 64 * 2**10
 """Maximum bytes of a decompressed request body. No procedure needs more, and parsing it takes milliseconds."""
 
+BODY_WAIT_S = 30.0
+"""How long a caller may take to send its body."""
+
 WAITING_BYTES_MAX: Final = 16 * 2**20
 """Maximum bytes of all partially received bodies together."""
 
@@ -63,8 +66,6 @@ INFO: Final = web.RequestKey("info", RequestInfo)
 
 class Latencies:
     """A histogram of the durations of requests with one name and status; the last bucket is unbounded."""
-
-    __slots__ = ("counts", "sum_s")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS_S) + 1)
@@ -169,8 +170,8 @@ def arrived_body(request: web.Request) -> bytes | None:
     return body
 
 
-async def read_body(request: web.Request, wait_s: float) -> bytes:
-    """Return the request's body, decompressed, waiting at most `wait_s` seconds.
+async def read_body(request: web.Request) -> bytes:
+    """Return the request's body, decompressed, waiting at most `BODY_WAIT_S`.
 
     A body with a declared size is refused before it is read; any other, including a compressed one, once it is too big.
 
@@ -182,7 +183,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
         return arrived
     if request.content_length is not None and request.content_length > BODY_SIZE_MAX:
         raise _too_large()
-    body, deadline, waiting = bytearray(), asyncio.timeout(wait_s), request.app[WAITING_BODIES]
+    body, deadline, waiting = bytearray(), asyncio.timeout(BODY_WAIT_S), request.app[WAITING_BODIES]
     try:
         async with deadline:
             while chunk := await request.content.readany():
@@ -192,7 +193,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
                 waiting.grow(deadline, len(chunk), is_known=request[INFO].caller.is_known)
     except TimeoutError:
         request[INFO].given_up = True
-        late = f"the body did not arrive within {wait_s:g} s, or too many other bodies are incomplete"
+        late = f"the body did not arrive within {BODY_WAIT_S:g} s, or too many other bodies are incomplete"
         raise BodyTimeout(late) from None
     except _BROKEN:
         request[INFO].given_up = True

@@ -57,8 +57,6 @@ CacheKey = tuple[Hashable, bytes]
 class _Entry:
     """Cache entry for one token. `settled` is set once the response was computed or the computation failed."""
 
-    __slots__ = ("answer", "settled", "token")
-
     def __init__(self, token: object) -> None:
         self.token = token
         self.answer: Answer | None = None

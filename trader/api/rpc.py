@@ -147,7 +147,6 @@ class Dispatcher:
         self._context = context
         self._has_api_token = context.settings.api_token is not None
         self._is_public = context.settings.public == "on"
-        self._body_wait_s = context.settings.http_body_timeout_s
         self._live = context.settings.trading_mode == "live"
         self._targets: dict[str, Target] = {}
         self._enveloped: dict[str, Target] = {}
@@ -178,7 +177,7 @@ class Dispatcher:
         self._check_reading(target.procedure, request.app[ACCESS], info.caller)
         body = arrived_body(request)
         if body is None:
-            body = await read_body(request, self._body_wait_s)
+            body = await read_body(request)
         answer = await self.cached_or_call(target, body, info.caller, info.id)
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
@@ -189,7 +188,7 @@ class Dispatcher:
             return _response(_NOT_FOUND)
         info = request[INFO]
         info.name = "batch"
-        body = await read_body(request, self._body_wait_s)
+        body = await read_body(request)
         items = await self._parsed(info.caller, body, batch.parse, body)
 
         async def call(index: int, item: batch.Item) -> batch.Reply:

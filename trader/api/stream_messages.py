@@ -43,8 +43,6 @@ class Message:
     `numbered` comes from the subscriber's form.
     """
 
-    __slots__ = ("_blocks", "_texts", "state")
-
     def __init__(self, state: str | None) -> None:
         self.state = state
         self._texts: dict[bool, bytes] = {}
@@ -71,8 +69,6 @@ class Message:
 
 class StateMessage(Message):
     """The state of a stream. `event_id` is set when it is sent."""
-
-    __slots__ = ("_data", "_data_block", "event_id")
 
     def __init__(self, stream: str, data: bytes) -> None:
         super().__init__(stream)
@@ -108,8 +104,6 @@ class NumberedEvent(NamedTuple):
 
 class EventsMessage(Message):
     """Events that are sent together, in order."""
-
-    __slots__ = ("_events",)
 
     def __init__(self, events: Sequence[NumberedEvent]) -> None:
         super().__init__(None)

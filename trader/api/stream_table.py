@@ -48,7 +48,7 @@ async def _load_portfolio(context: Context) -> PortfolioUpdate:
 
 
 async def _load_candles(context: Context) -> list[RunningCandle]:
-    return [RunningCandle.of(symbol, candle) for symbol, candle in context.market.running.items()]
+    return [RunningCandle.from_attributes(candle, symbol=symbol) for symbol, candle in context.market.running.items()]
 
 
 async def position_entries(exchange: Exchange, models: Mapping[str, Model]) -> list[PositionEventData]:

@@ -168,7 +168,7 @@ class Broadcasters:
             case LeadershipChanged():
                 self.workflow.restart()
             case HaltsChanged(at=at, halts=halts):
-                self._post("halts:changed", at, {"halts": [HaltInForce.of(halt) for halt in halts]})
+                self._post("halts:changed", at, {"halts": [HaltInForce.from_attributes(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
                 self._post(kind, at, details)
 

@@ -16,19 +16,6 @@ class Subscriber:
     any. `cut` is set during each write, and ends its wait for the reader.
     """
 
-    __slots__ = (
-        "_backlog_bytes",
-        "_backlog_bytes_max",
-        "_waiting",
-        "_woken",
-        "address",
-        "cut",
-        "ended",
-        "error",
-        "form",
-        "is_known",
-    )
-
     def __init__(
         self,
         form: MessageForm = PLAIN,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, first, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
 from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
@@ -19,7 +19,6 @@ from trader.record.anchor_sinks import AnchorLine
 from trader.record.domain.chain import Anchor
 from trader.record.results import correct_first_record
 
-LINES_MAX: Final = 200
 WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 
 
@@ -43,7 +42,7 @@ async def _audit_books(options: argparse.Namespace, target: TargetDatabase) -> R
     counts = f"{report.runs} runs, {report.orders} positions, {report.entries} ledger entries"
     lines = [
         f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}, {report.hours} hours of equity",
-        *_first(report.problems),
+        *first([f"  {problem}" for problem in report.problems]),
         "clean" if report.is_clean else f"NOT clean: {len(report.problems)} problems",
     ]
     value = {"isClean": report.is_clean, "audit": report}
@@ -56,11 +55,6 @@ def _show_progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{done} of {total} runs" + ("" if done < total else "\n"))
         sys.stderr.flush()
-
-
-def _first(problems: list[str]) -> list[str]:
-    more = [f"  and {len(problems) - LINES_MAX} more"] if len(problems) > LINES_MAX else []
-    return [*(f"  {problem}" for problem in problems[:LINES_MAX]), *more]
 
 
 def anchors_argument(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +111,10 @@ async def _verify_chain(options: argparse.Namespace, target: TargetDatabase) -> 
     if checked.before_chain:
         lines.append(f"{checked.before_chain} invocations are older than the chain and cannot be checked.")
     findings = [
-        f"{finding.kind}{'' if finding.position is None else f' at position {finding.position}'}: {finding.text}"
+        f"  {finding.kind}{'' if finding.position is None else f' at position {finding.position}'}: {finding.text}"
         for finding in checked.findings
     ]
-    lines += _first(findings)
+    lines += first(findings)
     if not outside:
         lines.append("Without external anchors (--anchors) a rebuilt chain cannot be detected.")
     if checked.out_of_order and len(checked.out_of_order) == len(findings):

@@ -29,7 +29,6 @@ from trader.commands.command import (
     Result,
     command,
     count_argument,
-    print_result,
     run_to_end,
     table,
 )
@@ -78,7 +77,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="file format of trades, fills, equity and decisions",
     )
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
-    add("--json", action="store_true", help="print one JSON object")
 
 
 def _add_sweep(add: Callable[..., argparse.Action]) -> None:
@@ -96,7 +94,7 @@ def _add_sweep(add: Callable[..., argparse.Action]) -> None:
 
 
 @command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=_arguments)
-def backtest(options: argparse.Namespace) -> int:
+def backtest(options: argparse.Namespace) -> Result:
     """Backtest agents on recorded candles, by the rules of the service.
 
     Without --models, --models-from and --strategy the rule agents trade. --strategy sma.py:SmaCross --param window=20
@@ -146,7 +144,7 @@ def _spec_of(options: argparse.Namespace, params: Mapping[str, str]) -> Backtest
     )
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> Result:
     """Execute the decisions of an earlier backtest under other conditions."""
     allowed = [name for names in CAUSES.values() for name in names]
     given = {name for name, value in vars(options).items() if value is not None and name not in _OTHERS}
@@ -156,10 +154,10 @@ def _compare(options: argparse.Namespace) -> int:
     changed = conditions_of(None, vars(options), options.guard or ())
     changes = {name: getattr(changed, name) for name in allowed if name in given}
     compared = asyncio.run(compare_conditions(options.folder, changes))
-    return print_result(Result(compared, conditions_lines(compared)), as_json=options.json)
+    return Result(compared, conditions_lines(compared))
 
 
-def _sweep(options: argparse.Namespace) -> int:
+def _sweep(options: argparse.Namespace) -> Result:
     progress: Progress | None = None
 
     def show_runs(done: int, count: int) -> None:
@@ -181,7 +179,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if progress is not None:
         progress.end()
     code = EXIT_FAILED if value["failed"] else EXIT_DONE
-    return print_result(Result(value, sweep_lines(value, spec), code), as_json=options.json)
+    return Result(value, sweep_lines(value, spec), code)
 
 
 class _MarketTimeListener(ProgressListener, BacktestListener):
@@ -192,7 +190,7 @@ class _MarketTimeListener(ProgressListener, BacktestListener):
         self._progress.show(reached)
 
 
-def _run(options: argparse.Namespace, spec: BacktestSpec) -> int:
+def _run(options: argparse.Namespace, spec: BacktestSpec) -> Result:
     listener = _MarketTimeListener()
     try:
         finished = asyncio.run(execute(spec, listener, Interrupts()))
@@ -200,7 +198,7 @@ def _run(options: argparse.Namespace, spec: BacktestSpec) -> int:
         listener.end()
     value = finished.value
     code = EXIT_FAILED if finished.end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
-    return print_result(Result(value, _lines(value, finished.standings, spec), code), as_json=options.json)
+    return Result(value, _lines(value, finished.standings, spec), code)
 
 
 def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: BacktestSpec) -> Iterator[str]:

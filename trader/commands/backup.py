@@ -21,8 +21,8 @@ import msgspec
 from trader.agents.sql.external import delete_webhooks, select_webhooks
 from trader.agents.sql.models import select_models, update_reaching_out_inactive
 from trader.agents.verification import verify
-from trader.commands.audit import LINES_MAX, add_record_option, record_run
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
+from trader.commands.audit import add_record_option, record_run
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, first, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
@@ -43,14 +43,12 @@ from trader.database.loading import (
 from trader.database.partitions import create_partition, partitioned_table
 from trader.database.pool import Connection, Database, place
 from trader.database.schema import (
-    UNRELEASED_TYPE,
     apply_schema,
     open_database,
     require_schema,
     schema_text,
     schema_version,
     select_schema_version,
-    unreleased,
     upgrade,
 )
 from trader.exchange.domain.halts import CommandOutcome, scope
@@ -90,7 +88,7 @@ class Checked(NamedTuple):
     def lines(self) -> list[str]:
         """The facts as lines for people."""
         counts = f"{self.runs} runs, {self.entries} ledger entries, {self.decisions} decisions"
-        listed = [f"  {problem}" for problem in self.problems[:LINES_MAX]]
+        listed = first([f"  {problem}" for problem in self.problems])
         return [f"checked: {counts}", *listed, f"NOT clean: {len(self.problems)} problems" if listed else "clean"]
 
 
@@ -99,15 +97,11 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("file", type=Path, nargs="?", help=meaning)
     where.add_argument("--into", type=Path, metavar="FOLDER", help="a folder for a file named after the present time")
-    parser.add_argument("--keep", type=_count, metavar="N", help="with --into: keep only the newest N backups there")
+    parser.add_argument(
+        "--keep", type=count_argument, metavar="N", help="with --into: keep only the newest N backups there"
+    )
     add_record_option(parser)
     parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 10000")
-    return int(text)
 
 
 @database_command(
@@ -353,11 +347,10 @@ def _restore_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a backup of your own: keep its tokens, keys and webhooks, and models with code or addresses, in force",
     )
     add_database_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 @command("restore", example="trader restore trader-2026-11-22.dump", arguments=_restore_arguments)
-def restore(options: argparse.Namespace) -> int:
+async def restore(options: argparse.Namespace) -> Result:
     """Restore a backup into an empty database.
 
     The database is that of DATABASE_URL, or the embedded one of the working folder.
@@ -368,13 +361,9 @@ def restore(options: argparse.Namespace) -> int:
     To move from the embedded PostgreSQL to a server, or back, make a backup and restore it. The restore is atomic; the
     command then audits and verifies the result. It refuses a database that has tables.
     """
-    if not options.file.is_file():
-        raise StartError(f"There is no file {options.file}.")
-    return print_result(run_to_end(_run_restore(options)), as_json=options.json)
-
-
-async def _run_restore(options: argparse.Namespace) -> Result:
     file: Path = options.file
+    if not await asyncio.to_thread(file.is_file):
+        raise StartError(f"There is no file {file}.")
     has_checksum = await asyncio.to_thread(dumps.has_checksum, file)
     facts = await _read_facts(file)
     async with _place(options, facts) as (dsn, where):
@@ -446,10 +435,8 @@ class BackupFacts(NamedTuple):
 async def _read_facts(file: Path) -> BackupFacts:
     """Return the metadata of a backup.
 
-    :raises StartError: the file is not a backup of this program, or comes from a newer or an unreleased version
+    :raises StartError: the file is not a backup of this program, or comes from a newer version
     """
-    if any(entry.kind == "TYPE" and entry.tag == UNRELEASED_TYPE for entry in await dumps.list_entries(file)):
-        raise unreleased(str(file))
     rows = await dumps.read_rows(file, "schema_version", "service_state")
     versions, states = rows.get("schema_version"), rows.get("service_state")
     if not versions:

@@ -15,9 +15,9 @@ from trader.commands.command import (
     EXIT_FAILED,
     Result,
     allowed,
+    argument_of,
     command,
     count_argument,
-    print_result,
     run_to_end,
     show,
 )
@@ -28,38 +28,28 @@ from trader.market.sources.downloads import BASE_URL, Downloader, DownloadOutcom
 from trader.market.sources.published import write_candles
 from trader.market.sources.rows import preset_rows
 from trader.market.sources.synthetic import SyntheticSource
+from trader.settings.forms import Form
 
 _MARKETS: Final = ("BTC", "ETH", "SOL")
 
 
-def _day(text: str) -> datetime:
-    try:
-        day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
-    except ValueError:
-        day = None
-    if day is None or not 2000 <= day.year < 2100:
-        raise argparse.ArgumentTypeError(f"expected a day from 2000 to 2099, such as 2025-01-01, got {text!r}")
-    return day
-
-
-def _month(text: str) -> str:
-    """Return a month in the form used in file names."""
-    if re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", text) is None:
-        raise argparse.ArgumentTypeError(f"expected a month from 2000-01 to 2099-12, such as 2025-01, got {text!r}")
-    return text
-
-
-def _symbol(text: str) -> str:
-    symbol = canonical_symbol(text)
-    if re.fullmatch(r"[A-Z0-9]{1,20}", symbol) is None:
-        raise argparse.ArgumentTypeError(f"expected a market of 1 to 20 letters and digits, such as BTC, got {text!r}")
-    return symbol
-
-
-def _base_url(text: str) -> str:
-    if not text.startswith(("https://", "http://")):
-        raise argparse.ArgumentTypeError(f"expected an address that begins with https:// or http://, got {text!r}")
-    return text
+_day: Final = argument_of(
+    Form(
+        "a day from 2000 to 2099, such as 2025-01-01",
+        r"20\d\d-\d\d-\d\d",
+        lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC),
+    )
+)
+_month: Final = argument_of(Form("a month from 2000-01 to 2099-12, such as 2025-01", r"20\d\d-(0[1-9]|1[0-2])", str))
+_symbol: Final = argument_of(
+    Form(
+        "a market of 1 to 20 letters and digits, such as BTC",
+        ".+",
+        canonical_symbol,
+        lambda symbol: re.fullmatch("[A-Z0-9]{1,20}", symbol) is not None,
+    )
+)
+_base_url: Final = argument_of(Form("an address that begins with https:// or http://", "https?://.+", str))
 
 
 def _add_markets(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +70,10 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     _add_markets(parser)
     add("--markets-file", type=Path, metavar="FILE", help="file defining more markets")
     add("--seed", type=int, default=0, metavar="N", help="seed of the synthetic market; default: 0")
-    add("--json", action="store_true", help="print one JSON object")
 
 
 @command("candles make", example="trader candles make candles --days 30 --seed 7", arguments=_make_arguments)
-def make(options: argparse.Namespace) -> int:
+def make(options: argparse.Namespace) -> Result:
     """Write candles of the synthetic market into a new folder, without network access.
 
     The files have the same names and columns as those that Binance publishes. The same days, market and seed give the
@@ -111,7 +100,7 @@ def make(options: argparse.Namespace) -> int:
     value = {"folder": str(folder), "markets": symbols, "seed": options.seed, "files": files}
     period = f"{options.days} days from {options.start:%Y-%m-%d}"
     line = f"{folder}: 1-minute candles of {', '.join(symbols)}, {period}, seed {options.seed}"
-    return print_result(Result(value, [line]), as_json=options.json)
+    return Result(value, [line])
 
 
 async def _write(folder: Path, source: SyntheticSource, start: datetime, days: int) -> None:
@@ -130,7 +119,6 @@ def _download_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", dest="last", type=_month, metavar="MONTH", help="the last month; default: --from")
     _add_markets(parser)
     add("--base-url", type=_base_url, default=BASE_URL, metavar="URL", help=f"address of a mirror; default: {BASE_URL}")
-    add("--json", action="store_true", help="print one JSON object")
 
 
 @command(
@@ -138,7 +126,7 @@ def _download_arguments(parser: argparse.ArgumentParser) -> None:
     example="trader candles download candles --from 2025-01 --to 2025-03 --market BTC",
     arguments=_download_arguments,
 )
-def download(options: argparse.Namespace) -> int:
+def download(options: argparse.Namespace) -> Result:
     """Download the monthly candles and funding rates of USDT perpetuals that Binance publishes.
 
     The command verifies each file by its published SHA-256 before the file gets its name. Run it again to resume an
@@ -165,7 +153,7 @@ def download(options: argparse.Namespace) -> int:
             f"not published at {options.base_url}: {', '.join(missing)}",
             "A month is published in the first days of the next one, and only for the markets that Binance lists.",
         ]
-    return print_result(Result(value, lines, EXIT_FAILED if missing else EXIT_DONE), as_json=options.json)
+    return Result(value, lines, EXIT_FAILED if missing else EXIT_DONE)
 
 
 def _months(first: str, last: str) -> list[str]:

@@ -24,6 +24,7 @@ from trader.core.logs import printable
 from trader.core.wire import encode, to_wire
 from trader.operations.supervisor import end_signals
 from trader.settings.checks import local_address
+from trader.settings.forms import Form, whole_number
 from trader.settings.settings import read_some
 
 T = TypeVar("T")
@@ -64,25 +65,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 
 MODULES: Final = {first: module for group in GROUPS.values() for first, module in group.items()}
 
-_OF_KEYS: Final = ("add", "list", "rotate", "revoke", "limits", "webhook")
-
-ALIASES: Final[Mapping[str, str]] = {
-    "settings": "check --settings",
-    "version": "--version",
-    "alarms test": "status --test-notice",
-    "alarms list": "status",
-    "alarms": "status",
-    "budgets": "status --budgets",
-    "models seed": "models add",
-    **{f"agents {verb}": f"keys {verb} --of agent" for verb in _OF_KEYS},
-    **{f"tokens {verb}": f"keys {verb} --of operator" for verb in _OF_KEYS[:4]},
-    "agents": "keys",
-    "tokens": "keys",
-    "positions": "show positions",
-    "trades": "show trades",
-    "board": "show board",
-    "verify": "audit chain",
-}
+ALIASES: Final[Mapping[str, Sequence[str]]] = {"agents": ("keys",), "verify": ("audit", "chain")}
 """Other words for a command."""
 
 CALLED_AS: Final = os.environ.get("TRADER_CALLED_AS", "trader")
@@ -120,7 +103,7 @@ class Command(NamedTuple):
 REGISTRY: Final[dict[str, Command]] = {}
 """The commands of the loaded modules."""
 
-CommandFunction = Callable[[argparse.Namespace], int]
+CommandFunction = Callable[[argparse.Namespace], "int | Result | Coroutine[Any, Any, Result]"]
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
@@ -133,11 +116,26 @@ def command(
     example: str,
     arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
     compares: bool = False,
+    has_json: bool = True,
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Declare a function as a command; its docstring is its help, `example` a sample call."""
+    """Declare a function as a command; its docstring is its help, `example` a sample call.
+
+    The command prints the result, with `--json` as one JSON object; a function that has printed returns the exit code.
+    """
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        arguments(parser)
+        if has_json:
+            parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
     def declare(run: CommandFunction) -> CommandFunction:
-        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments, compares)
+        def call(options: argparse.Namespace) -> int:
+            result = run(options)
+            if isinstance(result, Coroutine):
+                result = run_to_end(result)
+            return print_result(result, as_json=options.json) if isinstance(result, Result) else result
+
+        REGISTRY[name] = Command(name, call, inspect.getdoc(run) or "", example, add_arguments, compares)
         return run
 
     return declare
@@ -152,14 +150,6 @@ def load(first: str) -> None:
     """Import the module of a command, or every module if there is no such command (as for `--help`)."""
     for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
         importlib.import_module(f"trader.commands.{module}")
-
-
-def without_alias(words: Sequence[str]) -> list[str]:
-    """Return the words of a call with the command in place of an alias."""
-    for count in (2, 1):
-        if (words_of_command := ALIASES.get(" ".join(words[:count]))) is not None:
-            return [*words_of_command.split(), *words[count:]]
-    return list(words)
 
 
 def as_called(text: str) -> str:
@@ -323,6 +313,12 @@ def money(amount: Decimal | None) -> str:
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
+def first(lines: Sequence[str], most: int = 200, where: str = "") -> list[str]:
+    """Return at most so many lines, and how many more there are."""
+    more = [f"  and {len(lines) - most} more{where}"] if len(lines) > most else []
+    return [*lines[:most], *more]
+
+
 def allowed(names: Iterable[str]) -> str:
     """Format the allowed names for an error message; at most 20 of them."""
     listed = list(names)
@@ -330,18 +326,21 @@ def allowed(names: Iterable[str]) -> str:
     return f"{', '.join(listed[:20])}{more}" if listed else "none"
 
 
-def deadline_argument(text: str) -> int:
-    """Return the seconds that a decision of an external agent may take."""
-    if not text.isdecimal() or not 5 <= int(text) <= 600:
-        raise argparse.ArgumentTypeError(f"expected whole seconds from 5 to 600, got {text!r}")
-    return int(text)
+def argument_of(form: Form[T]) -> Callable[[str], T]:
+    """Return a parser of arguments with the form of a setting."""
+
+    def parse(text: str) -> T:
+        try:
+            return form.parse(text)
+        except ValueError:
+            got = "" if form.is_secret else f", got {text!r}"
+            raise argparse.ArgumentTypeError(f"expected {form.expected}{got}") from None
+
+    return parse
 
 
-def count_argument(text: str) -> int:
-    """Return a number from 1 to 10,000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 10000, got {text!r}")
-    return int(text)
+count_argument: Final = argument_of(whole_number(1, 10_000))
+deadline_argument: Final = argument_of(whole_number(5, 600)._replace(expected="whole seconds from 5 to 600"))
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

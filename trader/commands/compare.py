@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from trader.commands.command import Result, command, print_result, table
+from trader.commands.command import Result, command, table
 from trader.core.errors import SettingsError
 from trader.core.files import decode_json, read_regular
 from trader.core.intervals import percent, student_quantile
@@ -34,11 +34,10 @@ class _Run(NamedTuple):
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of backtests")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments, compares=True)
-def compare_runs(options: argparse.Namespace) -> int:
+def compare_runs(options: argparse.Namespace) -> Result:
     """Compare finished backtests of one period with the first, paired by seed and hour.
 
     Runs that differ only in their seed share a row. `by hours` is the 95 % interval of the difference in return from
@@ -58,7 +57,7 @@ def compare_runs(options: argparse.Namespace) -> int:
         interval = statement.interval_percent
         why = statement.reason or verdict.word
         rows.append(_row(group, reference, None if interval is None else [interval.low, interval.high], why))
-    return print_result(Result({"rows": rows}, _lines(rows)), as_json=options.json)
+    return Result({"rows": rows}, _lines(rows))
 
 
 class _Account(msgspec.Struct):

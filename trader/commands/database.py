@@ -7,13 +7,13 @@ temporarily.
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import asyncpg
 
-from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
+from trader.commands.command import Result, command, no_arguments, show
 from trader.core.errors import StartError
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres
@@ -79,31 +79,24 @@ def database_command(
     of_any_version: bool = False,
     compares: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
-    """Declare a command that works on the database: it gets `--json` and the options that select the database.
+    """Declare a command that works on the database: it gets the options that select the database.
 
     The keyword arguments are the same as for `command` and `run_in_database`.
     """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         arguments(parser)
-        add_target_arguments(parser)
+        add_database_options(parser)
 
     def declare(run: DatabaseRun) -> DatabaseRun:
-        def run_command(options: argparse.Namespace) -> int:
-            work = run_in_database(run, options, changes=changes, of_any_version=of_any_version)
-            return print_result(run_to_end(work), as_json=options.json)
+        def run_command(options: argparse.Namespace) -> Coroutine[Any, Any, Result]:
+            return run_in_database(run, options, changes=changes, of_any_version=of_any_version)
 
         run_command.__doc__ = run.__doc__
         command(name, example=example, arguments=add_arguments, compares=compares)(run_command)
         return run
 
     return declare
-
-
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and the options that select the database."""
-    add_database_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 async def run_in_database(

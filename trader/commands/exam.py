@@ -2,18 +2,17 @@
 
 import argparse
 import asyncio
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from trader.backtest.spec import conditions_of, params_of
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, print_result, table
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, argument_of, command, count_argument, table
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
@@ -41,9 +40,36 @@ from trader.exam.report import (
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
+from trader.settings.forms import Form, whole_number
 
 STATES = 300
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
+
+
+def _number(least: float, most: float) -> Form[float]:
+    return Form(f"a number from {least:g} to {most:g}", ".+", float, lambda number: least <= number <= most)
+
+
+_states_argument: Final = argument_of(whole_number(1, STATES_MAX))
+_secret_argument: Final = argument_of(Form("1 to 200 printable ASCII characters", "[ -~]{1,200}", str, is_secret=True))
+_edges_argument: Final = argument_of(
+    Form(f"some of {', '.join(Edge)}", ".+", lambda text: tuple(map(Edge, text.split(","))))
+)
+_pair_argument: Final = argument_of(
+    Form(
+        "two entrants, such as apex-rules,sovereign-rules",
+        "[^,]+,.+",
+        lambda text: tuple(text.split(",", 1)),
+        lambda pair: pair[0] != pair[1],
+    )
+)
+_shares_argument: Final = argument_of(
+    Form(
+        "two numbers from -100 to 100, such as 0.5,0.3",
+        "[^,]+,[^,]+",
+        lambda text: tuple(map(_number(-100, 100).parse, text.split(","))),
+    )
+)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,37 +100,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
     add_condition_options(parser)
     add_participant_options(parser)
-    add("--json", action="store_true", help="print one JSON object")
-
-
-def _states_argument(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= STATES_MAX:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to {STATES_MAX}, got {text!r}")
-    return int(text)
-
-
-def _secret_argument(text: str) -> str:
-    if not (text.isascii() and text.isprintable() and 1 <= len(text) <= 200):
-        raise argparse.ArgumentTypeError("expected 1 to 200 printable ASCII characters")
-    return text
-
-
-def _edges_argument(text: str) -> tuple[Edge, ...]:
-    try:
-        return tuple(Edge(name) for name in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(Edge)}, got {text!r}") from None
-
-
-def _pair_argument(text: str) -> tuple[str, str]:
-    first, _, second = text.partition(",")
-    if not first or not second or first == second:
-        raise argparse.ArgumentTypeError(f"expected two entrants, such as apex-rules,sovereign-rules, got {text!r}")
-    return first, second
 
 
 @command("exam run", example="trader exam run --variant Apex --states 100 --out exam", arguments=_arguments)
-def exam_run(options: argparse.Namespace) -> int:
+def exam_run(options: argparse.Namespace) -> Result:
     """Let entrants decide in market states with a known law, and score each decision by its expected value.
 
     Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
@@ -126,7 +125,7 @@ def exam_run(options: argparse.Namespace) -> int:
     value = msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}
     lines = chain(_lines(result), [ended.reason] if ended.reason else [])
     code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
-    return print_result(Result(value, lines, code), as_json=options.json)
+    return Result(value, lines, code)
 
 
 def _spec_of(options: argparse.Namespace) -> ExamSpec:
@@ -170,7 +169,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
     add(
         "--noise",
-        type=_number_argument(0, 10),
+        type=argument_of(_number(0, 10)),
         default=0.5,
         metavar="X",
         help="standard deviation of a share from state to state; default: 0.5",
@@ -178,46 +177,32 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
     add(
         "--correlation",
-        type=_number_argument(-1, 1),
+        type=argument_of(_number(-1, 1)),
         default=0.67,
         metavar="X",
         help="of two outcomes; default: 0.67",
     )
     add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
     add("--states", type=_states_argument, default=STATES, metavar="N", help=f"to promise; default: {STATES}")
-    add("--usd", type=_number_argument(0, 1000), default=0.01, metavar="USD", help="cost of a decision; default: 0.01")
-    add("--seconds", type=_number_argument(0, 86_400), default=20, metavar="S", help="time of a decision; default: 20")
+    add(
+        "--usd",
+        type=argument_of(_number(0, 1000)),
+        default=0.01,
+        metavar="USD",
+        help="cost of a decision; default: 0.01",
+    )
+    add(
+        "--seconds",
+        type=argument_of(_number(0, 86_400)),
+        default=20,
+        metavar="S",
+        help="time of a decision; default: 20",
+    )
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
-    add("--json", action="store_true", help="print one JSON object")
-
-
-def _number_argument(least: float, most: float) -> Callable[[str], float]:
-    """Return a parser of numbers in this range."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {text!r}")
-        return number
-
-    return parse
-
-
-def _shares_argument(text: str) -> tuple[float, float]:
-    try:
-        first, second = map(_number_argument(-100, 100), text.split(","))
-    except (ValueError, argparse.ArgumentTypeError):
-        raise argparse.ArgumentTypeError(
-            f"expected two numbers from -100 to 100, such as 0.5,0.3, got {text!r}"
-        ) from None
-    return first, second
 
 
 @command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 300", arguments=_plan_arguments)
-def exam_plan(options: argparse.Namespace) -> int:
+def exam_plan(options: argparse.Namespace) -> Result:
     """Simulate how many states an exam needs to separate two entrants, and what they cost.
 
     Fails if fewer than four of five exams reach a verdict within --states.
@@ -241,7 +226,7 @@ def exam_plan(options: argparse.Namespace) -> int:
         "hours": states * options.seconds / options.concurrency / 3600,
     }
     code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
-    return print_result(Result(value, _plan_lines(value), code), as_json=options.json)
+    return Result(value, _plan_lines(value), code)
 
 
 def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
@@ -256,11 +241,10 @@ def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="the folder of the exam")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @command("exam report", example="trader exam report exam", arguments=_report_arguments)
-def exam_report(options: argparse.Namespace) -> int:
+def exam_report(options: argparse.Namespace) -> Result:
     """Print the scores of an exam, and write its card and its report.html, with examples of single states.
 
     The report reveals the worlds: keep it from anyone who has yet to take the exam.
@@ -274,24 +258,23 @@ def exam_report(options: argparse.Namespace) -> int:
         replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
-    return print_result(Result(msgspec.to_builtins(card.result), _lines(card.result)), as_json=options.json)
+    return Result(msgspec.to_builtins(card.result), _lines(card.result))
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="the folder of the exam")
     parser.add_argument("pair", type=_pair_argument, metavar="A,B", help="two entrants")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @command("exam compare", example="trader exam compare exam funding,sma-cross", arguments=_compare_arguments)
-def exam_compare(options: argparse.Namespace) -> int:
+def exam_compare(options: argparse.Namespace) -> Result:
     """Print which of two entrants is better: overall, by a verdict that is valid at every look, and for each edge."""
     plan, _ = read_plan(options.folder)
     report = pair_report(plan, read_sittings(options.folder, plan), *options.pair)
     lines = comparison_lines(report.comparisons, is_recorded=plan.recording is not None)
     rows = [(edge, f"{each.states}", f"{each.mean:+.2f}") for edge, each in report.edges.items()]
     lines = chain(lines, table(("edge", "states", "mean difference"), rows) if rows else ())
-    return print_result(Result(msgspec.to_builtins(report), lines), as_json=options.json)
+    return Result(msgspec.to_builtins(report), lines)
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -301,11 +284,11 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
-def exam_check(options: argparse.Namespace) -> int:
+def exam_check(options: argparse.Namespace) -> Result:
     """Draw an exam's states again, execute its decisions again, and compare every score."""
     wrong = asyncio.run(check(options.folder, options.data, options.funding))
     lines = wrong or ["Every score follows from the secret and the decisions."]
-    return print_result(Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
+    return Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
 def _lines(result: ExamResult) -> Iterator[str]:

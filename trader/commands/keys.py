@@ -17,14 +17,13 @@ from trader.agents.variants import limits_of
 from trader.commands.command import (
     Result,
     allowed,
+    argument_of,
     command,
     deadline_argument,
     moment,
-    print_result,
-    run_to_end,
     table,
 )
-from trader.commands.database import TargetDatabase, add_target_arguments, database_command, run_in_database
+from trader.commands.database import TargetDatabase, add_database_options, database_command, run_in_database
 from trader.commands.models_seed import Opening, create_models
 from trader.core.clock import SystemClock
 from trader.core.errors import ArgumentsError, StartError, WebhookError
@@ -47,31 +46,25 @@ from trader.operations.sql.credentials import (
     update_credentials_revoked,
 )
 from trader.operations.sql.status import select_service_facts
+from trader.settings.forms import Form, whole_number
 from trader.settings.settings import read_some
 
 Holder = Literal["agent", "operator"]
 
-_LIMIT_MAX: Final = 60_000
 _DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("read", "trade")
 _OF_AGENTS: Final = ("owner", "model", "every", "capital", "webhook", "requests", "decisions", "deadline")
 _NOUNS: Final = {"agent": "external agent", "operator": "token", None: "key"}
 
 
-def _argument_of(kind: Any, expected: str) -> Callable[[str], str]:
-    """Return a parser for an argument that must match a type of the models file."""
-
-    def parse(text: str) -> str:
-        try:
-            return str(msgspec.convert(text, kind))
-        except msgspec.ValidationError:
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
-
-    return parse
+def _typed(kind: Any, expected: str) -> Callable[[str], str]:
+    """Return a parser of arguments with a type of the models file."""
+    return argument_of(Form(expected, ".*", lambda text: str(msgspec.convert(text, kind))))
 
 
-_id: Final = _argument_of(ModelId, "1 to 64 letters, digits or any of . _ : -")
-_address: Final = _argument_of(WebAddress, "an address such as https://example.org/decide, without a query")
-_cadence: Final = _argument_of(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
+_id: Final = _typed(ModelId, "1 to 64 letters, digits or any of . _ : -")
+_address: Final = _typed(WebAddress, "an address such as https://example.org/decide, without a query")
+_cadence: Final = _typed(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
+_limit: Final = argument_of(whole_number(1, 60_000))
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:
@@ -81,16 +74,6 @@ def _scopes(text: str) -> tuple[Scope, ...]:
             f"there is no scope {min(unknown)!r}; expected any of {', '.join(SCOPES)}, separated by commas"
         )
     return tuple(scope for scope in SCOPES if scope in names)
-
-
-def _limit(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 1 <= number <= _LIMIT_MAX:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {_LIMIT_MAX}, got {text!r}")
-    return number
 
 
 def _of_argument(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +87,6 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 
 def _agent_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the agent, as `keys list` shows it")
-    parser.add_argument("--of", choices=["agent"], help=argparse.SUPPRESS)
 
 
 def _limit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +116,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
     parser.add_argument("--webhook", type=_address, metavar="URL", help="address to send each due view to")
     _limit_arguments(parser)
-    add_target_arguments(parser)
+    add_database_options(parser)
 
 
 def _webhook_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +127,7 @@ def _webhook_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @command("keys add", example="trader keys add scout --variant Apex --owner alice", arguments=_add_arguments)
-def add(options: argparse.Namespace) -> int:
+async def add(options: argparse.Namespace) -> Result:
     """Create a key and print it once; it works within a second.
 
     With --variant it belongs to a new external agent with its own account; without, to an operator, a person or a
@@ -159,8 +141,7 @@ def add(options: argparse.Namespace) -> int:
     misplaced = [f"--{name}" for name in _OF_AGENTS if getattr(options, name) is not None]
     if not is_agent and misplaced:
         raise ArgumentsError(f"{', '.join(misplaced)}: only for an agent, which needs --variant")
-    work = run_in_database(_add_agent if is_agent else _add_operator, options, changes=True)
-    return print_result(run_to_end(work), as_json=options.json)
+    return await run_in_database(_add_agent if is_agent else _add_operator, options, changes=True)
 
 
 async def _add_operator(options: argparse.Namespace, target: TargetDatabase) -> Result:
@@ -196,8 +177,8 @@ async def _add_agent(options: argparse.Namespace, target: TargetDatabase) -> Res
             now,
             options.scopes or _DEFAULT_SCOPES,
             account_id=entry.id,
-            requests=options.requests or REQUESTS_PER_MINUTE,
-            decisions=options.decisions or DECISIONS_PER_MINUTE,
+            requests_per_minute=options.requests or REQUESTS_PER_MINUTE,
+            decisions_per_minute=options.decisions or DECISIONS_PER_MINUTE,
         )
         await insert_credential(conn, credential)
         if webhook is not None:

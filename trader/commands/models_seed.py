@@ -40,7 +40,7 @@ from trader.commands.command import (
     run_to_end,
     show,
 )
-from trader.commands.database import TargetDatabase, add_target_arguments, run_in_database
+from trader.commands.database import TargetDatabase, add_database_options, run_in_database
 from trader.commands.progress import Progress
 from trader.composition.external import make_source, settle_seed
 from trader.core.clock import SystemClock, floor_time, iso
@@ -85,7 +85,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--demo", action="store_true", help="the database of `trader --demo`, if no service is running in this folder"
     )
     add_keys_argument(parser)
-    add_target_arguments(parser)
+    add_database_options(parser)
 
 
 @command("models add", example="trader models add --demo --models 8", arguments=_arguments)

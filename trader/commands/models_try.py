@@ -67,6 +67,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     "models try",
     example="trader models try --provider openrouter --model deepseek/deepseek-chat --variant Apex",
     arguments=_arguments,
+    has_json=False,
 )
 def try_model(options: argparse.Namespace) -> int:
     """Run one invocation of one model on the current market and print everything. Nothing is stored.

@@ -29,14 +29,13 @@ from trader.commands.command import (
     EXIT_FAILED,
     Result,
     command,
+    first,
     moment,
     operator,
-    print_result,
-    run_to_end,
     service_addresses,
     show,
 )
-from trader.commands.database import TargetDatabase, add_target_arguments, database_command, run_in_database
+from trader.commands.database import TargetDatabase, add_database_options, database_command, run_in_database
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, Unavailable
 from trader.core.money import format_decimal
@@ -68,7 +67,6 @@ _BY_THE_SERVICE: Final = {Verb.RESET: "a new run has started", Verb.REMOVE: "the
 _HALT_S: Final = 15.0
 """How long the service may take to halt at once: a second for the database, ten for a resting order that is locked."""
 
-_LINES_MAX: Final = 200
 _WITHDRAWN: Final = "no service was running; nothing was cancelled or closed"
 
 
@@ -95,11 +93,11 @@ def _reason(text: str) -> str:
 
 def _halt_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
-    add_target_arguments(parser)
+    add_database_options(parser)
 
 
 @command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_halt_arguments)
-def halt(options: argparse.Namespace) -> int:
+async def halt(options: argparse.Namespace) -> Result:
     """Halt trading: no position is opened or increased.
 
     Orders that reduce, stops and closes stay allowed.
@@ -107,10 +105,6 @@ def halt(options: argparse.Namespace) -> int:
     The running service puts the halt in force at once, even if the database does not accept it. If no service answers
     at HOST and PORT or SERVER_URL, the halt is written to the database.
     """
-    return print_result(run_to_end(_halt(options)), as_json=options.json)
-
-
-async def _halt(options: argparse.Namespace) -> Result:
     taken = await _halt_at_service(options)
     if taken is None:
         return await run_in_database(partial(operate, Verb.HALT), options, changes=True)
@@ -200,8 +194,7 @@ async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: Targe
             raise StartError(f"There is no account {options.account!r}. Nothing was changed.")
         exposures, marks = await store.select_exposures(conn, options.account), await select_last_marks(conn)
     lines = [_describe_exposure(exposure, marks) for exposure in exposures] or ["  no positions and no resting orders"]
-    if len(lines) > _LINES_MAX:
-        lines[_LINES_MAX:] = [f"  and {len(lines) - _LINES_MAX} more"]
+    lines = first(lines)
     title = f"{verb} of {scope(options.account)} would close or cancel, at about the last recorded prices:"
     if options.dry_run:
         return Result({"wouldClose": exposures, "prices": marks}, [title, *lines, "Nothing was changed."])
@@ -358,9 +351,7 @@ def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
         for fill in outcome.closed
     ]
     lines += [f"  LEFT: {leftover.account_id}: {leftover.what}: {leftover.reason}" for leftover in outcome.left]
-    yield from lines[:_LINES_MAX]
-    if len(lines) > _LINES_MAX:
-        yield f"  and {len(lines) - _LINES_MAX} more, in the table `commands`"
+    yield from first(lines, where=", in the table `commands`")
     counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
     if verb is Verb.RESUME:
         counts = "the service trades again"
@@ -382,12 +373,12 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     lines = [
         "No service is running. The next start applies the halt and cancels resting orders that could open positions."
     ]
-    for exposure in holdings[:_LINES_MAX]:
+    remaining = []
+    for exposure in holdings:
         limit = "" if exposure.limit_price is None else f", resting at {format_decimal(exposure.limit_price)}"
         what = f"{exposure.side} {format_decimal(exposure.quantity)} {exposure.symbol}"
-        lines.append(f"  remains: {exposure.account_id}: {what}{limit}")
-    if len(holdings) > _LINES_MAX:
-        lines.append(f"  and {len(holdings) - _LINES_MAX} more")
+        remaining.append(f"  remains: {exposure.account_id}: {what}{limit}")
+    lines += first(remaining)
     if command.verb is Verb.FLATTEN and holdings:
         positions = sum(exposure.limit_price is None for exposure in holdings)
         return False, [*lines, f"NOT closed: {positions} positions. Start the service and flatten again."]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from trader.commands.command import (
     EXIT_WRONG_SETTINGS,
     Result,
     command,
+    first,
     moment,
-    print_result,
 )
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.season_plan import read_rules
@@ -183,11 +184,8 @@ async def _copy_links(
     :raises StartError: the rows of a decision are gone
     """
     while True:
-        if conn is None:
-            async with target.reading() as own:
-                links = await read_links(own, reader.position, LINKS_MAX)
-        else:
-            links = await read_links(conn, reader.position, LINKS_MAX)
+        async with target.reading() if conn is None else nullcontext(conn) as reading:
+            links = await read_links(reading, reader.position, LINKS_MAX)
         for link, text in links:
             if text is None:
                 raise StartError(f"The decision at position {link.position} of the record is gone: `trader audit`.")
@@ -200,7 +198,6 @@ async def _copy_links(
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the result of a season")
     anchors_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 @command(
@@ -209,7 +206,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     arguments=_check_arguments,
     compares=True,
 )
-def check(options: argparse.Namespace) -> int:
+def check(options: argparse.Namespace) -> Result:
     """Derive the result of a season again from the record in its folder, and report everything that differs.
 
     Only the record and the anchors are trusted: tables, card and report must be exactly what follows from them. The
@@ -218,12 +215,8 @@ def check(options: argparse.Namespace) -> int:
     anchors = [] if options.anchors is None else read_anchors(options.anchors)
     checked = asyncio.run(check_result(options.folder, anchors))
     wrong = checked.differences
-    lines = [
-        f"  {each.field}: {each.written!r:.200}; by the record {each.computed!r:.200}"
-        for each in wrong[:DIFFERENCES_MAX]
-    ]
-    if len(wrong) > DIFFERENCES_MAX:
-        lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
+    lines = [f"  {each.field}: {each.written!r:.200}; by the record {each.computed!r:.200}" for each in wrong]
+    lines = first(lines, DIFFERENCES_MAX)
     if checked.judged is not None and (own := digest_code()) != checked.judged.basis.code:
         version = checked.judged.basis.code.version
         lines.append(f"The card was made by another program: trader {version}; this is {own.version}.")
@@ -244,7 +237,7 @@ def check(options: argparse.Namespace) -> int:
         "anchored": checked.anchored,
         "primary": primary and primary.word,
     }
-    return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
+    return Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
 @database_command("season show", example="trader season show")

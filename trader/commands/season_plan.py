@@ -8,13 +8,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from trader.commands.command import EXIT_DONE, Result, command, print_result, table
+from trader.commands.command import EXIT_DONE, Result, argument_of, command, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError
 from trader.core.intervals import HOURS_PER_DAY
 from trader.portfolio.domain.board import NO_SEASON
 from trader.portfolio.domain.seasons import SeasonRules, ServiceTerms, rule_issues, term_issues
 from trader.seasons.domain.plan import Power, Question, SeasonOutline, plan_season
+from trader.settings.forms import Form
 from trader.settings.toml_lines import located, read_toml, struct_issues
 
 DAYS_SHOWN: Final = (7, 14, 30, 60, 90, 180, 365, 730, 1095)
@@ -35,6 +36,10 @@ _REPLICATES: Final = (1, 3, 5)
 _SHARPES: Final = (1.0, 2.0, 3.0, 5.0, 8.0)
 
 
+def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    return argument_of(Form("a list of numbers, such as 1,3,5", ".+", lambda text: tuple(map(kind, text.split(",")))))
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, nargs="?", help="a TOML file of the rules; default: no season")
     parser.add_argument("--models", type=int, metavar="N", help="entrants, replicates as one; default: the file's")
@@ -46,21 +51,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", type=float, default=30, metavar="%", help="own noise in the variance; default: 30")
     parser.add_argument("--leverage", type=float, default=1, metavar="X", help="largest leverage; default: 1")
     parser.add_argument("--seasons", type=int, default=100, metavar="N", help="simulated seasons; default: 100")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-
-
-def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
-    def convert(text: str) -> tuple[float, ...]:
-        try:
-            return tuple(map(kind, text.split(",")))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, such as 1,3,5") from None
-
-    return convert
 
 
 @command("season plan", example="trader season plan season.toml", arguments=_arguments)
-def plan(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace) -> Result:
     """Estimate what a season can detect: how soon its boards would call a true edge of a given Sharpe ratio.
 
     The command simulates seasons with the verdicts of the boards: daily looks, both sequences, all comparisons
@@ -92,7 +86,7 @@ def plan(options: argparse.Namespace) -> int:
         "days": days,
         "powers": [{"sharpe": sharpe, **power._asdict()} for sharpe, power in powers],
     }
-    return print_result(Result(value, list(_lines(outline, days, powers)), EXIT_DONE), as_json=options.json)
+    return Result(value, list(_lines(outline, days, powers)), EXIT_DONE)
 
 
 def _lines(outline: SeasonOutline, days: Sequence[int], powers: Sequence[tuple[float, Power]]) -> Iterator[str]:

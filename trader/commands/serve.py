@@ -66,7 +66,6 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     _demo_arguments(parser)
     settings = "only list every setting with its meaning, value and source; secrets are hidden"
     parser.add_argument("--settings", action="store_true", help=settings)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +73,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="the same as the command check")
 
 
-@command("serve", example="trader serve --demo", arguments=_serve_arguments)
+@command("serve", example="trader serve --demo", arguments=_serve_arguments, has_json=False)
 def serve(options: argparse.Namespace) -> int:
     """Run the service; the default: `trader --demo` is `trader serve --demo`."""
     return _start(options, is_check=options.check)
@@ -127,7 +126,7 @@ def _completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=["bash", "zsh"], help="the shell that the script is for")
 
 
-@command("completion", example="trader completion bash", arguments=_completion_arguments)
+@command("completion", example="trader completion bash", arguments=_completion_arguments, has_json=False)
 def completion(options: argparse.Namespace) -> int:
     """Print the script that completes commands and options in a shell."""
     import shtab  # noqa: PLC0415 - only this command needs it

@@ -11,7 +11,7 @@ from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
-from trader.commands.command import Result, listing, moment
+from trader.commands.command import Result, argument_of, listing, moment
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
 from trader.database.pool import Page
@@ -24,6 +24,7 @@ from trader.portfolio.run_statistics import CurrentRuns, count_contenders
 from trader.portfolio.seasons import read_standing
 from trader.portfolio.sql.export import select_exported
 from trader.portfolio.tables import check_format, empty
+from trader.settings.forms import whole_number
 
 _ALL: Final = 10**9
 """More trades than a database has."""
@@ -31,13 +32,9 @@ _ALL: Final = 10**9
 
 def _trades_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", metavar="ID", help="only this account or model; default: all")
-    parser.add_argument("--limit", type=_count, metavar="N", help="only the latest N; default: all")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
+    parser.add_argument(
+        "--limit", type=argument_of(whole_number(1, _ALL)), metavar="N", help="only the latest N; default: all"
+    )
 
 
 @database_command(
@@ -134,7 +131,10 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         "to": "ci95.high", "pnl": "pnlAbsolute", "drawdown %": "maxDrawdown", "value": "endValue",
         "trades": "tradesCount", "under 1 min": "details.withinMinute",
     }  # fmt: skip
-    listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
+    listed = [
+        LeaderboardRow.from_attributes(entry, details=LeaderboardDetails.of(entry, options.sort_by))
+        for entry in entries
+    ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
     return Result(result, [*lines, *listing(listed, columns, text_columns=3)])

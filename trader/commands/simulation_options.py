@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -10,9 +10,18 @@ from trader.agents.domain.mask import MaskPart
 from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.backtest.models import CASSETTE
 from trader.backtest.spec import Participants, budget_of
-from trader.commands.command import deadline_argument
+from trader.commands.command import argument_of, deadline_argument
 from trader.settings.dotenv import add_env_file_option
+from trader.settings.forms import Form, whole_number
 from trader.settings.presets import PRESETS
+
+_mask_argument: Final = argument_of(
+    Form(
+        f"some of {', '.join(get_args(MaskPart))}, separated by commas",
+        ".+",
+        lambda text: msgspec.convert(text.split(","), frozenset[MaskPart]),
+    )
+)
 
 
 def add_condition_options(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +60,12 @@ def add_participant_options(parser: argparse.ArgumentParser) -> None:
         help="an agent of your own, which calls agent.* or is called at URL; may be repeated",
     )
     add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
-    add("--listen", type=_port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
+    add(
+        "--listen",
+        type=argument_of(whole_number(0, 65_535)),
+        metavar="PORT",
+        help="where --agent finds agent.* and /mcp; default: 8081",
+    )
     add(
         "--mask",
         type=_mask_argument,
@@ -82,19 +96,3 @@ def participants_of(options: argparse.Namespace, **others: Any) -> Participants:
         send_keys_to=tuple(options.send_keys_to),
         **others,
     )
-
-
-def _mask_argument(text: str) -> frozenset[MaskPart]:
-    """Return the parts of a market that a mask hides."""
-    try:
-        return msgspec.convert(text.split(","), frozenset[MaskPart])
-    except msgspec.ValidationError:
-        allowed = ", ".join(get_args(MaskPart))
-        raise argparse.ArgumentTypeError(f"expected some of {allowed}, separated by commas, got {text!r}") from None
-
-
-def _port_argument(text: str) -> int:
-    """Return a TCP port; 0 takes any free one."""
-    if not text.isdecimal() or not int(text) < 65_536:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return int(text)

@@ -20,14 +20,12 @@ from trader.commands.command import (
     Result,
     command,
     moment,
-    print_result,
-    run_to_end,
     service_addresses,
 )
-from trader.commands.database import TargetDatabase, add_target_arguments, run_in_database
+from trader.commands.database import TargetDatabase, add_database_options, run_in_database
 from trader.commands.models import show_budgets
 from trader.core.clock import SystemClock
-from trader.core.errors import SettingsError, SinkUnavailable, StartError, TraderError, Unavailable
+from trader.core.errors import SettingsError, SinkUnavailable, StartError, Unavailable
 from trader.database.pool import Connection
 from trader.database.relay import LeaderView, select_newest_relay
 from trader.exchange.domain.halts import Halt, scope
@@ -65,11 +63,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--since", type=_moment_argument, metavar="WHEN", help=since)
     test = "send a test notice to every sink of NOTIFY_URL instead"
     instead.add_argument("--test-notice", action="store_true", help=test)
-    add_target_arguments(parser)
+    add_database_options(parser)
 
 
 @command("status", example="trader status --since 24h", arguments=_arguments)
-def status(options: argparse.Namespace) -> int:
+async def status(options: argparse.Namespace) -> Result:
     """Show the state of the service and of its database.
 
     Fails if no service is running, it is unhealthy, one of its schedulers is not running, an alarm is present, or
@@ -83,15 +81,9 @@ def status(options: argparse.Namespace) -> int:
     not accept the notice or there is none.
     """
     if options.test_notice:
-        work = _test_sinks(options)
-    elif options.budgets or options.since is not None:
-        work = run_in_database(show_budgets if options.budgets else _list_past, options)
-    else:
-        work = _status(options)
-    return print_result(run_to_end(work), as_json=options.json)
-
-
-async def _status(options: argparse.Namespace) -> Result:
+        return await _test_sinks(options)
+    if options.budgets or options.since is not None:
+        return await run_in_database(show_budgets if options.budgets else _list_past, options)
     health = await _find_health(options)
     try:
         return await run_in_database(partial(_describe_target, health), options)
@@ -156,44 +148,28 @@ async def _find_health(options: argparse.Namespace) -> Health:
         urls = service_addresses(options)
     except SettingsError as error:  # the database is shown anyway
         return Health(None, problem=f"unavailable: {error}")
-    problem: ServiceSilent | None = None
+    health = Health(None)
     for url in urls:
-        try:
-            return Health(url, await _ask(f"{url}/api/health"))
-        except ServiceSilent as error:
-            problem = error
-    return Health(urls[-1], problem=str(problem), hangs=problem is not None and problem.hangs)
+        if (health := await _ask(url)).report is not None:
+            break
+    return health
 
 
-class ServiceSilent(TraderError):
-    """No service responds at an address. `hangs`: something listens there but did not respond in time."""
-
-    def __init__(self, message: str, *, hangs: bool = False) -> None:
-        super().__init__(message)
-        self.hangs = hangs
-
-
-async def _ask(url: str) -> HealthReport:
-    """Return the health report of the service.
-
-    :raises ServiceSilent: there was no response
-    """
-    host = url.partition("/api/")[0]
+async def _ask(url: str) -> Health:
+    """Request the health report of the service at an address."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as http,
-            http.get(url, allow_redirects=False) as response,
+            http.get(f"{url}/api/health", allow_redirects=False) as response,
         ):
-            return msgspec.json.decode(await response.read(), type=HealthReport)
+            return Health(url, msgspec.json.decode(await response.read(), type=HealthReport))
     except msgspec.DecodeError:
-        problem = f"something other than trader answers at {host}"
+        return Health(url, problem=f"something other than trader answers at {url}")
     except TimeoutError:
-        raise ServiceSilent(f"no service answers at {host} within {ASK_S:g} s", hangs=True) from None
-    except aiohttp.ClientConnectorError as error:
-        problem = f"no service answers at {host}: {error.strerror}"
+        return Health(url, problem=f"no service answers at {url} within {ASK_S:g} s", hangs=True)
     except aiohttp.ClientError as error:
-        problem = f"no service answers at {host}: {error}"
-    raise ServiceSilent(problem)
+        why = error.strerror if isinstance(error, aiohttp.ClientConnectorError) else error
+        return Health(url, problem=f"no service answers at {url}: {why}")
 
 
 def _service_troubles(facts: ServiceFacts | None, target: TargetDatabase, health: Health) -> Iterator[str]:

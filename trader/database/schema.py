@@ -78,8 +78,7 @@ async def apply_schema(database: Database, *, backup: str | None = None) -> None
     `backup` is recorded as the file with the database before the upgrade. Safe to repeat and to run concurrently. In a
     database of this version, only missing variants are added; no table is locked.
 
-    :raises StartError: the database has the schema of a newer version or an unreleased state, or its user may not
-    create tables
+    :raises StartError: the database has the schema of a newer version, or its user may not create tables
     """
     async with database.connection() as conn:
         if await select_schema_version(conn) == schema_version():
@@ -161,29 +160,11 @@ async def open_database(dsn: str, *, of_any_version: bool = False) -> AsyncItera
 SELECT_HAS_SCHEMA = "SELECT to_regclass('schema_version') IS NOT NULL"
 SELECT_SCHEMA_VERSION = "SELECT version FROM schema_version"
 SELECT_BACKUP = "SELECT backup FROM schema_version"
-SELECT_IS_UNRELEASED = "SELECT to_regtype($1) IS NOT NULL"
-
-UNRELEASED_TYPE: Final = "variant_id"
-"""A type that all databases of unreleased states have, and that no released version creates."""
-
-
-def unreleased(name: str) -> StartError:
-    """Return the error for a database or backup written by an unreleased state of trader."""
-    return StartError(
-        f"{name} was written by a version of trader from before the first release, which this version cannot read. "
-        "Export it with the version that wrote it (`trader export FOLDER`), then start with a new database: see "
-        '"From a version before the first release" in docs/operation.md. Nothing was changed.'
-    )
 
 
 async def select_schema_version(conn: Connection) -> int | None:
-    """Return the schema version of the tables; None in an empty database.
-
-    :raises StartError: the tables are from an unreleased state, whose version numbers have another meaning
-    """
+    """Return the schema version of the tables; None in an empty database."""
     if not await conn.fetchval(SELECT_HAS_SCHEMA):
         return None
-    if await conn.fetchval(SELECT_IS_UNRELEASED, UNRELEASED_TYPE):
-        raise unreleased("The database")
     version: int | None = await conn.fetchval(SELECT_SCHEMA_VERSION)
     return version

@@ -46,7 +46,6 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> ExchangeRules
         maker_rate=settings.maker_fee_bps * _BASIS_POINT,
         liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
         funding_interval_h=settings.funding_interval_h,
-        book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
         limit_fills=msgspec.convert(settings.limit_fills, LimitFills),
         latency=timedelta(milliseconds=settings.latency_ms),
         liquidation=LIQUIDATIONS[settings.venue_preset],

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
 
 from trader.core.clock import SystemClock
@@ -50,42 +50,28 @@ ADDRESSES_MAX: Final = 10_000
 READING: Final[tuple[Scope, ...]] = ("read",)
 
 
-def issue(
-    mark: str,
-    name: str,
-    at: datetime,
-    scopes: tuple[Scope, ...],
-    *,
-    account_id: str | None = None,
-    requests: int | None = None,
-    decisions: int | None = None,
-) -> tuple[str, Credential]:
-    """Return a new secret with 256 random bits and its credential, which is all that is stored."""
+def issue(mark: str, name: str, at: datetime, scopes: tuple[Scope, ...], **limits: Any) -> tuple[str, Credential]:
+    """Return a new secret with 256 random bits and its credential, which is all that is stored.
+
+    `limits` are the fields of an agent's credential: its account, and its requests and decisions per minute.
+    """
     secret = mark + secrets.token_urlsafe(32)
     return secret, Credential(
         id=uuid4(),
         name=name,
-        account_id=account_id,
         scopes=scopes,
         prefix=prefix_of(secret),
         digest=digest_of(secret),
-        requests_per_minute=requests,
-        decisions_per_minute=decisions,
         created_at=at,
+        **limits,
     )
 
 
 def reissue(credential: Credential, at: datetime) -> tuple[str, Credential]:
     """Return a new secret for a credential's holder, with the same scopes and limits."""
-    return issue(
-        OPERATOR_MARK if credential.account_id is None else AGENT_MARK,
-        credential.name,
-        at,
-        credential.scopes,
-        account_id=credential.account_id,
-        requests=credential.requests_per_minute,
-        decisions=credential.decisions_per_minute,
-    )
+    mark = OPERATOR_MARK if credential.account_id is None else AGENT_MARK
+    kept = {name: getattr(credential, name) for name in ("account_id", "requests_per_minute", "decisions_per_minute")}
+    return issue(mark, credential.name, at, credential.scopes, **kept)
 
 
 class Caller(NamedTuple):
@@ -239,16 +225,9 @@ def _secret_in(authorization: str) -> str:
 
 
 def _credential_of(name: str, token: Secret, scopes: tuple[Scope, ...]) -> Credential:
+    digest = digest_of(token.reveal())
     return Credential(
-        id=UUID(int=0),
-        name=name,
-        account_id=None,
-        scopes=scopes,
-        prefix="",
-        digest=digest_of(token.reveal()),
-        requests_per_minute=None,
-        decisions_per_minute=None,
-        created_at=SystemClock().now(),
+        id=UUID(int=0), name=name, scopes=scopes, prefix="", digest=digest, created_at=SystemClock().now()
     )
 
 

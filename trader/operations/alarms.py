@@ -46,6 +46,9 @@ SHUTDOWN_FLUSH_S: Final = 2.0
 CLOCK_STEADY_S: Final = 45.0
 """How long the system clock must be steady before a clock jump counts as over; it is resolved once that has settled."""
 
+HEARTBEAT_EVERY_S: Final = 60.0
+"""Real seconds between pings of a dead man's switch service."""
+
 _REAL_TIME: Final = SystemClock()
 
 

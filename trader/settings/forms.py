@@ -242,10 +242,6 @@ BASIS_POINTS: Final = Form(
 FUNDING_INTERVAL: Final = Form(
     "a number of hours that divides 24", "[0-9]{1,2}", int, lambda hours: hours > 0 and 24 % hours == 0
 )
-RECOVERY: Final = Form(
-    "a number from 0.1 to 60 (seconds) with at most 3 decimals", DECIMAL, Decimal,
-    lambda number: Decimal("0.1") <= number <= 60 and number == round(number, 3),
-)  # fmt: skip
 PERCENT_OR_OFF: Final = Form(
     "a number above 0 and at most 100 (percent), or off", f"off|{DECIMAL}", _or_off,
     lambda percent: percent is None or 0 < percent <= 100,

@@ -122,9 +122,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "LIQUIDATION_FEE_BPS", "100", forms.BASIS_POINTS,
         "Fee of each liquidation fill on top of the taker fee, in basis points.",
         shown_default=_BY_PRESET)]
-    book_recovery_s: Annotated[Decimal, Variable(
-        "BOOK_RECOVERY_S", "5", forms.RECOVERY,
-        "Half-life with which consumed depth returns to a simulated book, in seconds.")]
     shared_depth: Annotated[str, Variable(
         "SHARED_DEPTH", "off", forms.one_of("on", "off"),
         "Whether depth that one account takes from a simulated book is also missing for the others.")]
@@ -218,9 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "(`telegram+https://…?chat_id=…`). ntfy.sh, hooks.slack.com and api.telegram.org need no prefix.")]
     heartbeat_url: Annotated[Secret | None, Variable(
         "HEARTBEAT_URL", "", forms.WEB_SECRET,
-        "Address of a dead man's switch service, requested (GET) at an interval while the service is healthy.")]
-    heartbeat_every_s: Annotated[int, Variable(
-        "HEARTBEAT_EVERY_S", "60", forms.whole_number(1, 86_400), "The interval of HEARTBEAT_URL, in seconds.")]
+        "Address of a dead man's switch service, requested (GET) once a minute while the service is healthy.")]
     disk_alarm_mb: Annotated[int, Variable(
         "DISK_ALARM_MB", "1024", forms.whole_number(0, 1_000_000_000),
         "Send an alarm when the disk of the working folder has less free space than this, in MB; 0 turns it off.")]
@@ -233,18 +228,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_connections_max: Annotated[int, Variable(
         "HTTP_CONNECTIONS_MAX", "4096", forms.whole_number(16, 1_000_000),
         "How many connections may be open; beyond that, the connection that has been idle longest is closed.")]
-    http_idle_timeout_s: Annotated[int, Variable(
-        "HTTP_IDLE_TIMEOUT_S", "75", forms.whole_number(1, 86_400),
-        "How long a connection may be idle between requests, in seconds.")]
-    http_head_timeout_s: Annotated[int, Variable(
-        "HTTP_HEAD_TIMEOUT_S", "10", forms.whole_number(1, 3600),
-        "How long the head of a request may take to arrive after its first byte, in seconds.")]
-    http_body_timeout_s: Annotated[int, Variable(
-        "HTTP_BODY_TIMEOUT_S", "30", forms.whole_number(1, 3600),
-        "How long a caller may take to send its body or to receive its answer, in seconds.")]
-    http_header_bytes_max: Annotated[int, Variable(
-        "HTTP_HEADER_BYTES_MAX", "8190", forms.whole_number(1024, 1_048_576),
-        "Size limit of the first line of a request, and of each of at most 128 headers, in bytes.")]
     dashboard: Annotated[str, Variable(
         "DASHBOARD", "on", forms.one_of("on", "off"),
         "Whether `GET /` is the dashboard; `off`: it is a short JSON list of the service's addresses.")]

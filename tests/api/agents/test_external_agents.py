@@ -74,7 +74,7 @@ async def test_keys_are_rotated_and_revoked_while_the_service_runs(
     assert (await command("agents", "revoke", "scout"))["revoked"] == 1
     assert await desk.call("agent.whoami", second, 401) == "KEY_REVOKED"
     assert "revoked" in await command("agents", "limits", "scout", "--requests", "5", code=1)
-    assert "no external agent 'nobody'" in await command("agents", "rotate", "nobody", code=1)
+    assert "no key 'nobody'" in await command("agents", "rotate", "nobody", code=1)
     (listed,) = (await command("agents", "list"))["agents"]
     assert (listed["keyPrefix"], listed["revokedAt"] is None) == (second[:12], False)
     async with database.connection() as conn:

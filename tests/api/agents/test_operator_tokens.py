@@ -12,7 +12,7 @@ ORDER: dict[str, Any] = {"accountId": "default", "symbol": "BTC", "side": "buy",
 
 async def test_a_token_allows_what_its_scopes_allow(desk: Desk, command: Command) -> None:
     reader, trader, operator = [
-        (await command("tokens", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade", "operate")
+        (await command("keys", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade", "operate")
     ]
     assert await desk.call("simulator.placeOrder", reader, 403, **ORDER) == "MISSING_SCOPE"
     assert await desk.call("simulator.placeOrder", operator, 403, **ORDER) == "MISSING_SCOPE"
@@ -28,7 +28,7 @@ async def test_a_token_allows_what_its_scopes_allow(desk: Desk, command: Command
 async def test_closed_reading_is_open_to_tokens_that_may_read(desk: Desk, command: Command) -> None:
     desk.client.app[ACCESS].closes_reading = True
     reader, trader = [
-        (await command("tokens", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade")
+        (await command("keys", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade")
     ]
     assert await desk.call("models.getModels", None, 401) == "UNAUTHORIZED"
     assert await desk.call("models.getModels", trader, 403) == "MISSING_SCOPE"
@@ -41,18 +41,18 @@ async def test_closed_reading_is_open_to_tokens_that_may_read(desk: Desk, comman
 async def test_tokens_are_rotated_and_revoked_while_the_service_runs(
     desk: Desk, command: Command, database: Database
 ) -> None:
-    first = (await command("tokens", "add", "page", "--scopes", "trade,read"))["token"]
+    first = (await command("keys", "add", "page", "--scopes", "trade,read"))["token"]
     assert first.startswith("tro_")
-    assert "already" in await command("tokens", "add", "page", "--scopes", "read", code=1)
-    changed = await command("tokens", "rotate", "page")
+    assert "already" in await command("keys", "add", "page", "--scopes", "read", code=1)
+    changed = await command("keys", "rotate", "page")
     second = changed["token"]
     assert changed["scopes"] == ["read", "trade"]
     assert await desk.call("simulator.placeOrder", first, 401, **ORDER) == "KEY_REVOKED"
     await desk.call("simulator.placeOrder", second, **ORDER)
-    assert [(await command("tokens", "revoke", "page"))["revoked"] for _ in range(2)] == [1, 0]
+    assert [(await command("keys", "revoke", "page"))["revoked"] for _ in range(2)] == [1, 0]
     assert await desk.call("simulator.placeOrder", second, 401, **ORDER) == "KEY_REVOKED"
-    assert "no token 'nobody'. Existing tokens: page." in await command("tokens", "revoke", "nobody", code=1)
-    (listed,) = (await command("tokens", "list"))["tokens"]
+    assert "no key 'nobody'. Existing keys: page." in await command("keys", "revoke", "nobody", code=1)
+    (listed,) = (await command("keys", "list"))["tokens"]
     assert (listed["name"], listed["tokenPrefix"], listed["revokedAt"] is None) == ("page", second[:12], False)
     async with database.connection() as conn:
         kept = str(await conn.fetch("SELECT * FROM credentials"))
@@ -62,7 +62,7 @@ async def test_tokens_are_rotated_and_revoked_while_the_service_runs(
 
 async def test_an_agent_and_a_token_may_have_one_name(desk: Desk, command: Command) -> None:
     key = (await command("agents", "add", "scout", "--variant", "Apex"))["key"]
-    await command("tokens", "add", "scout", "--scopes", "read")
+    await command("keys", "add", "scout", "--scopes", "read")
     for verb in ("rotate", "revoke"):
         assert "An agent and an operator have the name 'scout': choose one with --of." in await command(
             "keys", verb, "scout", code=1

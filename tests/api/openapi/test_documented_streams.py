@@ -56,7 +56,7 @@ def workflow_data(event: Event) -> Iterator[Document]:
         case ConversationsChanged(at=at, model_id=model_id):
             yield {"modelId": model_id, "type": "conversations:changed", "timestamp": iso(at)}
         case HaltsChanged(at=at, halts=halts):
-            told = [orjson.loads(msgspec.json.encode(HaltInForce.of(halt))) for halt in halts]
+            told = [orjson.loads(msgspec.json.encode(HaltInForce.from_attributes(halt))) for halt in halts]
             yield {"halts": told, "type": "halts:changed", "timestamp": iso(at)}
 
 

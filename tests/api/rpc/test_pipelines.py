@@ -110,16 +110,22 @@ async def test_nothing_waits_behind_a_body_of_many_small_chunks(limited_client: 
     assert all(b'"text":"b"' in other[2] for other in others)
 
 
-async def test_a_body_with_broken_chunks_times_out(make_service: ServiceFactory) -> None:
-    async with connected(await make_service(HTTP_BODY_TIMEOUT_S="1")) as (reader, writer):
+async def test_a_body_with_broken_chunks_times_out(
+    make_service: ServiceFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trader.api.requests.BODY_WAIT_S", 1)
+    async with connected(await make_service()) as (reader, writer):
         writer.write(call(b"", "Expect: 100-continue", "Transfer-Encoding: chunked"))
         assert (await reply_of(reader))[0] == "HTTP/1.1 100 Continue"
         writer.write(b"2\r\n{}\r\nzz\r\n")
         await assert_given_up(reader)
 
 
-async def test_a_broken_body_behind_others_is_refused_after_their_responses(make_service: ServiceFactory) -> None:
-    client = await make_service(HTTP_BODY_TIMEOUT_S="1")
+async def test_a_broken_body_behind_others_is_refused_after_their_responses(
+    make_service: ServiceFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trader.api.requests.BODY_WAIT_S", 1)
+    client = await make_service()
     async with connected(client) as (reader, writer):
         writer.write(sized(b"", path="demo.wait") + sized(b"") + call(b"", "Transfer-Encoding: chunked"))
         await replies_of(client, [sized(b"")], 1)  # so the service has read everything sent before

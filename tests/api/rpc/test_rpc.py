@@ -411,8 +411,8 @@ async def exchange_bytes(client: AppClient, *parts: bytes, close: bool = True) -
         await writer.wait_closed()
 
 
-async def test_a_missing_body_times_out(make_service: ServiceFactory) -> None:
-    client = await make_service(HTTP_BODY_TIMEOUT_S="1")
+async def test_a_missing_body_times_out(client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.api.requests.BODY_WAIT_S", 1)
     head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
     answer = await exchange_bytes(client, head, close=False)
     assert answer.startswith(b"HTTP/1.1 408 ")

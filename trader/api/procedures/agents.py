@@ -19,7 +19,6 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.agents.invocations import FinishedInvocation
 from trader.api.procedures.analytics import shown_board
 from trader.api.procedures.models import shown_page
 from trader.api.registry import ProcedureHandler, procedure
@@ -48,12 +47,8 @@ from trader.api.schemas.models import GetInvocationsOutput
 from trader.api.schemas.paging import page_of
 from trader.api.schemas.simulator import AccountOutput, AccountView, OrderOutput, OrderView
 from trader.core.errors import ForeignAccount
-from trader.database.pool import Page
 from trader.exchange.domain.halts import Verb
 from trader.operations.domain.credentials import Credential, Scope
-from trader.portfolio.domain.histories import RunWindow
-from trader.portfolio.domain.seasons import Season, SeasonState
-from trader.portfolio.leaderboard import LeaderboardEntry, SortKey
 from trader.settings.settings import Settings
 
 H = TypeVar("H", bound=ProcedureHandler)
@@ -69,18 +64,8 @@ def _tool(name: str, scope: Scope) -> Callable[[H], H]:
     return declare
 
 
-class _Invocations(Protocol):
-    async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]: ...
-
-
-class _Analytics(Protocol):
-    async def leaderboard(self, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]: ...
-
-    async def latest_season(self) -> tuple[Season, SeasonState] | None: ...
-
-
 class AgentContext(Protocol):
-    """The context of these procedures, of a service or of a backtest."""
+    """The context of these procedures, of a service or of a backtest, whose readers are of other classes."""
 
     @property
     def settings(self) -> Settings: ...
@@ -89,10 +74,10 @@ class AgentContext(Protocol):
     def desk(self) -> AgentDesk[Any]: ...
 
     @property
-    def invocations(self) -> _Invocations: ...
+    def invocations(self) -> Any: ...
 
     @property
-    def analytics(self) -> _Analytics: ...
+    def analytics(self) -> Any: ...
 
 
 class _NamesAccount(Protocol):
@@ -171,7 +156,7 @@ async def cancel_order(context: AgentContext, request: AgentCancelInput, key: Cr
     :raises NotFound: the account has no such order.
     """
     model = await _agent_of(context, request, key)
-    return OrderOutput(order=OrderView.of(await context.desk.cancel_order(model, request.order_id)))
+    return OrderOutput(order=OrderView.from_attributes(await context.desk.cancel_order(model, request.order_id)))
 
 
 @_tool("closePosition", "trade")
@@ -214,14 +199,14 @@ async def note(context: AgentContext, request: AgentNoteInput, key: Credential) 
 async def halt(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account: cancel resting orders that could open, and open nothing until an operator lifts the halt."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.desk.operate(model, Verb.HALT, request.reason))
+    return OperateOutput.from_attributes(await context.desk.operate(model, Verb.HALT, request.reason))
 
 
 @procedure("agent.flatten", paper_only=True, scope="operate")
 async def flatten(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account, cancel every resting order, and close every position at market."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.desk.operate(model, Verb.FLATTEN, request.reason))
+    return OperateOutput.from_attributes(await context.desk.operate(model, Verb.FLATTEN, request.reason))
 
 
 @procedure("agent.getHistory", paper_only=True, scope="read")

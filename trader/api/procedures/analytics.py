@@ -72,7 +72,9 @@ def shown_board(
 ) -> GetLeaderboardOutput:
     """Return a board, with the latest season if it is still shown."""
     rows = [
-        LeaderboardRow.of(entry, LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET)
+        LeaderboardRow.from_attributes(
+            entry, details=LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET
+        )
         for entry in entries
     ]
     best = entries[0].best_trade if request.details and entries else None
@@ -127,7 +129,7 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
     cut = cut_page(failures.invocations, page, attrgetter("started_at"))
     return GetFailuresOutput(
         failures=await in_slices(lambda failed: Failure.of(failed, failures), cut.rows),
-        model_stats=[FailureStats.of(counts) for counts in failures.counts],
+        model_stats=[FailureStats.from_attributes(counts) for counts in failures.counts],
         next_before=cut.next_before,
         next_skip=cut.next_skip,
     )

@@ -73,7 +73,7 @@ async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
     (UTC): an addition to the specification.
     """
     today = floor_time(context.clock.now(), _DAY)
-    return GetActivityOutput.of(await context.operations.activity(today - (ACTIVITY_DAYS - 1) * _DAY))
+    return GetActivityOutput.from_attributes(await context.operations.activity(today - (ACTIVITY_DAYS - 1) * _DAY))
 
 
 def _known_account(context: Context, account_id: str | None, done: str) -> str | None:

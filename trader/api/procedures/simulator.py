@@ -48,7 +48,7 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
             raise ManualOrdersOff(f"{request.account_id} is a model, and MANUAL_ORDERS=off refuses manual orders")
         order = msgspec.structs.replace(order, manual=True)
     (answer,) = await context.exchange.place_orders(order)
-    return OrderOutput(order=OrderView.of(answer))
+    return OrderOutput(order=OrderView.from_attributes(answer))
 
 
 @procedure("simulator.cancelOrder", changes=True, paper_only=True)
@@ -59,7 +59,9 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
     :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """
     await _require_not_external(context, request.account_id)
-    return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
+    return OrderOutput(
+        order=OrderView.from_attributes(await context.exchange.cancel_order(request.account_id, request.order_id))
+    )
 
 
 @procedure("simulator.getAccount", paper_only=True)

@@ -95,8 +95,7 @@ class _Page:
 
     def _contents(self, tag: str) -> str:
         items = "".join(
-            f'<li data-words="{self._words(path, operation)}"><a href="#{operation["operationId"]}">'
-            f"{escape(_short(path))}</a></li>"
+            f'<li><a href="#{operation["operationId"]}">{escape(_short(path))}</a></li>'
             for path, _, operation in self._of_tag(tag)
         )
         return f"<div data-group><h2>{escape(tag)}</h2><ul>{items}</ul></div>"
@@ -125,30 +124,7 @@ class _Page:
         if answer is not None:
             parts.append(f"<h4>Answer</h4>{self._body(answer['schema'])}")
         parts.append(self._others(operation["responses"]))
-        words = self._words(path, operation)
-        return f'<article class="panel" id="{operation["operationId"]}" data-words="{words}">{"".join(parts)}</article>'
-
-    def _words(self, path: str, operation: Mapping[str, Any]) -> str:
-        """Return the text for the search: path, summary, description, and the names of all fields."""
-        parts = [path, operation["summary"], *operation["tags"], operation.get("description", "")]
-        schemas = [media["schema"] for media in operation.get("requestBody", {}).get("content", {}).values()]
-        schemas += [media["schema"] for media in operation["responses"]["200"]["content"].values()]
-        parts += sorted(self._names([*schemas, operation.get("x-event-data", {})]))
-        return escape(" ".join(" ".join(parts).lower().split()))
-
-    def _names(self, schemas: Sequence[Schema]) -> set[str]:
-        """Return the names of all fields of these schemas, at any depth."""
-        names: set[str] = set()
-        left, seen = [inner for schema in schemas for inner in self._objects(schema)], set[str]()
-        while left:
-            schema = left.pop()
-            if (title := str(schema.get("title"))) in seen:
-                continue
-            seen.add(title)
-            fields = schema.get("properties", {})
-            names |= fields.keys()
-            left += [inner for field in fields.values() for inner in self._objects(field)]
-        return names
+        return f'<article class="panel" id="{operation["operationId"]}">{"".join(parts)}</article>'
 
     def _input(self, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
         media = operation["requestBody"]["content"]["application/json"]

@@ -19,12 +19,12 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
+from trader.api.schemas.common import UNSET, DecimalText, From, Input, Timestamp, UnsetType, VariantId, Wire
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import PageInput
 from trader.api.schemas.positions import ExitPlanView
 from trader.api.schemas.simulator import AccountId
-from trader.exchange.domain.halts import REASON_MAX, OperatorCommand, Verb
+from trader.exchange.domain.halts import REASON_MAX, Verb
 from trader.exchange.domain.orders import OrderSide, OrderStatus, Side
 from trader.market.domain.markets import Interval
 from trader.operations.domain.credentials import Credential, Scope
@@ -51,7 +51,7 @@ ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="Id of the
 class ViewOutput(Wire, kw_only=True):
     """A decision that is open until its deadline, with the prompt and the view of a model of the variant."""
 
-    view_id: str
+    view_id: Annotated[str, From("id")]
     opened_at: Timestamp
     deadline: Timestamp
     prompt: str
@@ -60,13 +60,8 @@ class ViewOutput(Wire, kw_only=True):
     @classmethod
     def of(cls, opened: OpenDecision) -> "ViewOutput":
         system, shown = opened.messages
-        return cls(
-            view_id=opened.id,
-            opened_at=iso(opened.opened_at),
-            deadline=iso(opened.deadline),
-            prompt=system["content"],
-            view=msgspec.json.decode(shown["content"]),
-        )
+        view = msgspec.json.decode(shown["content"])
+        return cls.from_attributes(opened, prompt=system["content"], view=view)
 
 
 class AgentOrderInput(PlaceOrder, frozen=True, kw_only=True):
@@ -114,13 +109,9 @@ class AgentOperateInput(AgentInput, kw_only=True):
 class OperateOutput(Wire, kw_only=True):
     """A recorded command, which the service executes within a second. `by` is the agent's name in the halt."""
 
-    command_id: str
+    command_id: Annotated[str, From("id")]
     verb: Verb
-    by: str
-
-    @classmethod
-    def of(cls, command: OperatorCommand) -> "OperateOutput":
-        return cls(command_id=str(command.id), verb=command.verb, by=command.asked_by)
+    by: Annotated[str, From("asked_by")]
 
 
 class AgentHistoryInput(PageInput, kw_only=True):
@@ -196,16 +187,16 @@ class WhoAmIOutput(Wire, kw_only=True):
     `decisionDeadlineSeconds` of its view.
     """
 
-    agent_id: str
+    agent_id: Annotated[str, From("id")]
     account_id: str
     variant: VariantId
     owner: str | UnsetType = UNSET
-    model: str
+    model: Annotated[str, From("router_model_name")]
     declared: DeclaredView | UnsetType = UNSET
-    decision_every_seconds: int
+    decision_every_seconds: Annotated[int, From("cadence", lambda cadence: int(cadence.total_seconds()))]
     decision_deadline_seconds: int
-    key_prefix: str
-    key_fingerprint: str
+    key_prefix: Annotated[str, From("prefix")]
+    key_fingerprint: Annotated[str, From("fingerprint")]
     scopes: list[Scope]
     requests_per_minute: int | None
     decisions_per_minute: int | None
@@ -214,16 +205,9 @@ class WhoAmIOutput(Wire, kw_only=True):
     def of(cls, model: Model, deadline_s: int, key: Credential) -> "WhoAmIOutput":
         return cls.from_attributes(
             model.configuration,
-            agent_id=model.id,
-            account_id=model.id,
-            variant=model.variant,
-            model=model.router_model_name,
+            model,
+            key,
             declared=DeclaredView.of(model),
-            decision_every_seconds=int(model.configuration.cadence.total_seconds()),
             decision_deadline_seconds=deadline_s,
-            key_prefix=key.prefix,
-            key_fingerprint=key.fingerprint,
             scopes=list(key.scopes),
-            requests_per_minute=key.requests_per_minute,
-            decisions_per_minute=key.decisions_per_minute,
         )

@@ -1,17 +1,17 @@
 """Leaderboard and failures on the wire. Percentages are in percent, amounts in the quote currency."""
 
-from datetime import date
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from trader.agents.domain.invocations import Invocation, Step, ToolCall, ToolCallType
+from trader.agents.domain.invocations import Invocation, Step, ToolCallType
 from trader.agents.domain.models import Contamination, contamination
 from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
+    From,
     Input,
     Timestamp,
     UnsetType,
@@ -19,22 +19,16 @@ from trader.api.schemas.common import (
     VariantId,
     Wire,
 )
-from trader.api.schemas.models import DeclaredView, entrant_fields
+from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import PageInput, PageOutput
 from trader.api.schemas.seasons import SeasonView
 from trader.api.schemas.trades import TradeFilterInput
-from trader.core.intervals import ConfidenceInterval
-from trader.portfolio.analytics import FailureCounts, Failures
+from trader.portfolio.analytics import Failures
 from trader.portfolio.domain.evidence import Word
 from trader.portfolio.domain.histories import RunWindow
-from trader.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
+from trader.portfolio.leaderboard import LeaderboardEntry, SortKey
 
 Percent = Annotated[float, Meta(description="in percent")]
-
-
-def day(moment: date | None) -> str | None:
-    """Return a date in its wire format, such as 2025-06-30."""
-    return None if moment is None else moment.isoformat()
 
 
 class GetLeaderboardInput(Input, kw_only=True):
@@ -53,10 +47,6 @@ class Bounds(Wire, kw_only=True):
     low: float
     high: float
 
-    @classmethod
-    def of(cls, interval: ConfidenceInterval | None) -> Self | None:
-        return None if interval is None else cls.from_attributes(interval)
-
 
 class IntervalPercent(Bounds, kw_only=True):
     """Bounds in percent that contain the true value in 95 % of cases, for one look."""
@@ -70,21 +60,10 @@ class Neighbour(Wire, kw_only=True):
     not.
     """
 
-    model_id: str
-    verdict: Word
-    smallest_difference: float | None
-    reason: str | None
-
-    @classmethod
-    def of(cls, neighbour: NeighbourVerdict | None) -> "Neighbour | None":
-        if neighbour is None:
-            return None
-        return cls(
-            model_id=neighbour.neighbour.id,
-            verdict=neighbour.verdict.word,
-            smallest_difference=neighbour.verdict.visible_percent,
-            reason=neighbour.verdict.why,
-        )
+    model_id: Annotated[str, From("neighbour.id")]
+    verdict: Annotated[Word, From("verdict.word")]
+    smallest_difference: Annotated[float | None, From("verdict.visible_percent")]
+    reason: Annotated[str | None, From("verdict.why")]
 
 
 class Neighbours(Wire, kw_only=True):
@@ -119,19 +98,11 @@ class ReplicatesRow(Wire, kw_only=True):
     together, null if it is unknown.
     """
 
-    model_ids: list[str]
+    model_ids: Annotated[list[str], From("models", lambda models: [model.id for model in models])]
     lowest_percent: Percent | None
     highest_percent: Percent | None
     noise: Replicates | None
     cost_usd: Decimal | None
-
-    @classmethod
-    def of(cls, entry: ReplicatesEntry) -> "ReplicatesRow":
-        return cls.from_attributes(
-            entry,
-            model_ids=[model.id for model in entry.models],
-            noise=None if entry.noise is None else Replicates.from_attributes(entry.noise),
-        )
 
 
 class LeaderboardDetails(Wire, kw_only=True):
@@ -150,37 +121,30 @@ class LeaderboardDetails(Wire, kw_only=True):
     reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
     """
 
-    ci95_reason: str | None
+    ci95_reason: Annotated[str | None, From("evidence.reason")]
     tie: bool
     verdict: Neighbours | None
-    entrant: int
-    run_number: int
-    fingerprint: str | None
-    coverage: Percent | None
+    entrant: Annotated[int, From("record.number")]
+    run_number: Annotated[int, From("attempt")]
+    fingerprint: Annotated[str | None, From("record.fingerprint")]
+    coverage: Annotated[Percent | None, From("record.coverage_percent")]
     within_minute: int
-    training_cutoff: str | None
+    training_cutoff: Annotated[str | None, From("model.configuration.training_cutoff")]
     contamination: Contamination
-    owner: str | None
+    owner: Annotated[str | None, From("model.configuration.owner")]
     cost_usd: Decimal | None
     net_after_cost: Decimal | None
-    declared: DeclaredView | UnsetType = UNSET
+    declared: Annotated[DeclaredView | UnsetType, From("record.declared")] = UNSET
     replicates: ReplicatesRow | UnsetType = UNSET
     off_board: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, entry: LeaderboardEntry, sort_by: SortKey) -> "LeaderboardDetails":
-        neighbours = Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
-        training_cutoff = entry.model.configuration.training_cutoff
+        cutoff = entry.model.configuration.training_cutoff
         return cls.from_attributes(
             entry,
-            ci95_reason=entry.evidence.reason,
-            verdict=None if sort_by == "maxDrawdown" else neighbours,
-            **entrant_fields(entry.record),
-            run_number=entry.attempt,
-            training_cutoff=day(training_cutoff),
-            contamination=contamination(training_cutoff, entry.since),
-            owner=entry.model.configuration.owner,
-            replicates=None if entry.replicates is None else ReplicatesRow.of(entry.replicates),
+            verdict=None if sort_by == "maxDrawdown" else Neighbours.from_attributes(entry),
+            contamination=contamination(cutoff, entry.since),
         )
 
 
@@ -194,30 +158,18 @@ class LeaderboardRow(Wire, kw_only=True):
     """
 
     rank: int | None
-    model_id: str
-    model_name: str
-    variant: VariantId
-    color: str
+    model_id: Annotated[str, From("model.id")]
+    model_name: Annotated[str, From("model.name")]
+    variant: Annotated[VariantId, From("model.variant")]
+    color: Annotated[str, From("model", color_of)]
     pnl_percent: float | None
     pnl_absolute: Decimal
     max_drawdown: float
     start_value: Decimal
     end_value: Decimal
     trades_count: int
-    ci95: IntervalPercent | None
+    ci95: Annotated[IntervalPercent | None, From("evidence.interval_percent")]
     details: LeaderboardDetails | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, entry: LeaderboardEntry, details: LeaderboardDetails | UnsetType = UNSET) -> "LeaderboardRow":
-        return cls.from_attributes(
-            entry,
-            model_id=entry.model.id,
-            model_name=entry.model.name,
-            variant=entry.model.variant,
-            color=color_of(entry.model),
-            ci95=IntervalPercent.of(entry.evidence.interval_percent),
-            details=details,
-        )
 
 
 class GetLeaderboardOutput(Wire, kw_only=True):
@@ -242,33 +194,24 @@ class FailureToolCall(Wire, kw_only=True):
     """`metadata` is JSON text."""
 
     id: str
-    tool_call_type: ToolCallType
-    metadata: str
+    tool_call_type: Annotated[ToolCallType, From("type")]
+    metadata: Annotated[str, From(convert=lambda metadata: ENCODER.encode(metadata).decode())]
     created_at: Timestamp
-
-    @classmethod
-    def of(cls, call: ToolCall) -> "FailureToolCall":
-        return cls.from_attributes(call, tool_call_type=call.type, metadata=ENCODER.encode(call.metadata).decode())
 
 
 class StepTelemetry(Wire, kw_only=True):
     """One exchange with the provider. Tokens that it did not report are null."""
 
-    step_number: int
+    step_number: Annotated[int, From("number")]
     tool_names: list[str]
     input_tokens: int | None
     output_tokens: int | None
     total_tokens: int | None
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("created_at")]
 
     @classmethod
     def of(cls, step: Step) -> "StepTelemetry":
-        return cls.from_attributes(
-            step,
-            step_number=step.number,
-            total_tokens=_total(step.input_tokens, step.output_tokens),
-            timestamp=step.created_at,
-        )
+        return cls.from_attributes(step, total_tokens=_total(step.input_tokens, step.output_tokens))
 
 
 class Failure(Wire, kw_only=True):
@@ -279,12 +222,12 @@ class Failure(Wire, kw_only=True):
     if part of it was not reported.
     """
 
-    invocation_id: str
+    invocation_id: Annotated[str, From("id")]
     model_id: str
     model_name: str
     response: str | None
     response_payload: Any
-    created_at: Timestamp
+    created_at: Annotated[Timestamp, From("started_at")]
     failure_reason: str | None
     tool_calls: list[FailureToolCall]
     step_telemetry: list[StepTelemetry] | UnsetType = UNSET
@@ -297,11 +240,9 @@ class Failure(Wire, kw_only=True):
         steps = [StepTelemetry.of(step) for step in failures.steps.get(invocation.id, ())]
         return cls.from_attributes(
             invocation,
-            invocation_id=invocation.id,
             model_name=failures.models[invocation.model_id].name,
             response_payload=failures.answers.get(invocation.id),
-            created_at=invocation.started_at,
-            tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
+            tool_calls=failures.tool_calls.get(invocation.id, []),
             step_telemetry=steps or None,
             total_steps=len(steps) or None,
             total_input_tokens=_total(*(step.input_tokens for step in steps)) if steps else None,
@@ -318,27 +259,14 @@ def _total(*tokens: int | None) -> int | None:
 class FailureStats(Wire, kw_only=True):
     """`failedCount` counts each failed invocation of the run once; `failureRate` is in percent."""
 
-    model_id: str
-    model_name: str
-    variant: VariantId
-    failed_workflow_count: int
-    failed_tool_call_count: int
-    failed_count: int
-    invocation_count: int
-    failure_rate: float | None
-
-    @classmethod
-    def of(cls, counts: FailureCounts) -> "FailureStats":
-        return cls(
-            model_id=counts.model.id,
-            model_name=counts.model.name,
-            variant=counts.model.variant,
-            failed_workflow_count=counts.workflows,
-            failed_tool_call_count=counts.tool_calls,
-            failed_count=counts.failed,
-            invocation_count=counts.invocations,
-            failure_rate=counts.rate_percent,
-        )
+    model_id: Annotated[str, From("model.id")]
+    model_name: Annotated[str, From("model.name")]
+    variant: Annotated[VariantId, From("model.variant")]
+    failed_workflow_count: Annotated[int, From("workflows")]
+    failed_tool_call_count: Annotated[int, From("tool_calls")]
+    failed_count: Annotated[int, From("failed")]
+    invocation_count: Annotated[int, From("invocations")]
+    failure_rate: Annotated[float | None, From("rate_percent")]
 
 
 class GetFailuresOutput(PageOutput, kw_only=True):

@@ -1,7 +1,9 @@
 """Behavior on the wire: how the current entrant of a model trades."""
 
+from typing import Annotated
+
 from trader.api.schemas.analytics import Percent
-from trader.api.schemas.common import Input, Timestamp, Wire
+from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.portfolio.behaviour import EntrantBehaviour
 
 
@@ -43,38 +45,23 @@ class BehaviourView(Wire, kw_only=True):
     since: Timestamp
     until: Timestamp
     positions: int
-    time_in_market: Percent | None
+    time_in_market: Annotated[Percent | None, From("time_in_market_percent")]
     holding_times: HoldingTimesView | None
     within_minute: int
     leverage_by_volatility: list[float] | None
     turnover: float | None
-    fees: Percent | None
+    fees: Annotated[Percent | None, From("fees_percent")]
     flips: int
     stops: PlanOutcomeView
     targets: PlanOutcomeView
     plans_changed: int
-    captured: Percent | None
-    alike: Percent | None
+    captured: Annotated[Percent | None, From("captured_percent")]
+    alike: Annotated[Percent | None, From("alike_percent")]
     replicates: list[str]
 
     @classmethod
     def of(cls, entrant: EntrantBehaviour) -> "BehaviourView":
-        behaviour = entrant.behaviour
-        times, leverage = behaviour.holding_times, behaviour.leverage_by_volatility
-        return cls.from_attributes(
-            behaviour,
-            since=entrant.since,
-            until=entrant.until,
-            time_in_market=behaviour.time_in_market_percent,
-            holding_times=None if times is None else HoldingTimesView.from_attributes(times),
-            leverage_by_volatility=None if leverage is None else list(leverage),
-            fees=behaviour.fees_percent,
-            stops=PlanOutcomeView.from_attributes(behaviour.stops),
-            targets=PlanOutcomeView.from_attributes(behaviour.targets),
-            captured=behaviour.captured_percent,
-            alike=behaviour.alike_percent,
-            replicates=list(entrant.replicates),
-        )
+        return cls.from_attributes(entrant.behaviour, entrant)
 
 
 class GetBehaviourOutput(Wire, kw_only=True):

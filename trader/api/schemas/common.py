@@ -2,47 +2,37 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from decimal import Decimal
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from functools import cache, partial
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.agents.domain.shares import Budget, State
+from trader.agents.domain.shares import State
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.core.variant_id import VariantId
 
-T = TypeVar("T")
+__all__ = ["UNSET", "UnsetType", "VariantId", "iso"]  # of other modules; everything defined here is public, too
 
-__all__ = [
-    "ENCODER",
-    "UNSET",
-    "DecimalText",
-    "Empty",
-    "ErrorBody",
-    "Input",
-    "LongOutput",
-    "Number",
-    "PositiveNumber",
-    "Refusal",
-    "Timestamp",
-    "UnsetType",
-    "VariantFilter",
-    "VariantId",
-    "Wire",
-    "chosen_variant",
-    "decoder_of",
-    "encoded",
-    "format_decimal",
-    "iso",
-    "or_none",
-    "trimmed",
-]
+T = TypeVar("T")
 
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 """The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""
@@ -87,39 +77,107 @@ Timestamp = Annotated[
 ]
 """ISO 8601 in UTC with milliseconds and `Z`, as `iso` writes it."""
 
-DecimalText = Annotated[str, Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*)(\.\d+)?$", "examples": ["0.25"]})]
-"""A decimal number as text, as `format_decimal` writes it."""
+
+class From(NamedTuple):
+    """Where `from_attributes` finds a field's value: the path of an attribute, and a function of its value."""
+
+    path: str = ""
+    convert: Callable[[Any], Any] | None = None
 
 
 class Wire(msgspec.Struct, rename="camel", kw_only=True):
     """An output. A field that may be absent is `… | UnsetType = UNSET`; one that may be null is `… | None`."""
 
     @classmethod
-    def from_attributes(cls, source: object, **others: Any) -> Self:
-        """Return a record from the `others`, and from the attributes of `source` that match its other fields."""
-        own = {name: _shown(getattr(source, name)) for name in cls.__struct_fields__ if name not in others}
-        values = own | {name: _as_text(value) for name, value in others.items()}
-        absent = [name for name in _optional_fields(cls) if values[name] is None]
-        return cls(**values | dict.fromkeys(absent, UNSET))
+    def from_attributes(cls, *sources: object, **others: Any) -> Self:
+        """Return a record from the `others`, and from the attributes that its other fields name.
+
+        Each attribute is that of the first source that has it. A field that may be absent is, for None and false.
+        """
+        values = {
+            name: shown(others.pop(name) if name in others else _attribute(sources, path))
+            for name, path, shown in _plan(cls)
+        }
+        return cls(**values, **others)
+
+
+def _attribute(sources: tuple[object, ...], path: Sequence[str]) -> Any:
+    value: Any = UNSET
+    for source in sources:
+        if (value := getattr(source, path[0], UNSET)) is not UNSET:
+            break
+    else:
+        raise AttributeError(f"no source has {path[0]}")
+    for name in path[1:]:
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 @cache
-def _optional_fields(kind: type[Wire]) -> tuple[str, ...]:
-    """Return the names of the fields that may be absent."""
-    return tuple(field.name for field in msgspec.structs.fields(kind) if field.default is UNSET)
+def _plan(kind: type[Wire]) -> Sequence[tuple[str, Sequence[str], Callable[[Any], Any]]]:
+    """Return each field's name, the path of its value, and the function that gives the value its form on the wire."""
+    hints, plan = get_type_hints(kind, include_extras=True), []
+    for field in msgspec.structs.fields(kind):
+        parts = list(_parts(hints[field.name]))
+        marks = [each for each in parts if isinstance(each, From)]
+        path = next((mark.path for mark in marks if mark.path), field.name)
+        convert = next((mark.convert for mark in marks if mark.convert), None)
+        nested = next((each for each in parts if isinstance(each, type) and issubclass(each, Wire)), None)
+        form = convert or (None if nested is None else partial(_nested, nested))
+        shown = partial(_shown, form, field.default is UNSET, NoneType in parts)
+        plan.append((field.name, path.split("."), shown))
+    return plan
 
 
-def _shown(value: Any) -> Any:
-    return trimmed(value) if isinstance(value, Decimal) else _as_text(value)
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield what a type is made of: its marks outermost first, then the types within it."""
+    if get_origin(hint) is Annotated:
+        yield from hint.__metadata__[::-1]
+        yield from _parts(hint.__origin__)
+    else:
+        yield hint
+        for inner in get_args(hint):
+            yield from _parts(inner)
+
+
+def _shown(convert: Callable[[Any], Any] | None, may_be_absent: bool, may_be_null: bool, value: Any) -> Any:
+    if value is not UNSET and not (value is None and (may_be_absent or may_be_null)):
+        value = _as_text(value if convert is None else convert(value))
+    return UNSET if may_be_absent and (value is None or value is False) else value
+
+
+def _nested(kind: type[Wire], value: Any) -> Any:
+    if isinstance(value, Wire):
+        return value
+    if isinstance(value, Mapping):
+        return msgspec.convert(value, kind)
+    if type(value) in (list, tuple):  # not a named one
+        return [_nested(kind, each) for each in value]
+    return kind.from_attributes(value)
 
 
 def _as_text(value: Any) -> Any:
+    """Return a decimal without an exponent and trailing zeros, and a time, a day, an id or a digest as text."""
     match value:
+        case Decimal():
+            return trimmed(value)
         case datetime():
             return iso(value)
+        case date():
+            return value.isoformat()
         case UUID():
             return str(value)
+        case bytes():
+            return value.hex()
     return value
+
+
+DecimalText = Annotated[
+    str,
+    Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*)(\.\d+)?$", "examples": ["0.25"]}),
+    From(convert=format_decimal),
+]
+"""A decimal number as text, as `format_decimal` writes it."""
 
 
 class OfModel(Wire, kw_only=True):
@@ -142,21 +200,11 @@ class BudgetUse(Wire, kw_only=True):
     part of the cost was not reported.
     """
 
-    usd_per_day: float | UnsetType = UNSET
-    spent_today_usd: float
-    reserved_usd: float | UnsetType = UNSET
+    usd_per_day: Annotated[float | UnsetType, From("usd", float)] = UNSET
+    spent_today_usd: Annotated[float, From("spent", float)]
+    reserved_usd: Annotated[float | UnsetType, From("reserved", lambda usd: float(usd) or None)] = UNSET
     is_estimated: bool | UnsetType = UNSET
     state: State
-
-    @classmethod
-    def of(cls, budget: Budget) -> "BudgetUse":
-        return cls(
-            usd_per_day=UNSET if budget.usd is None else float(budget.usd),
-            spent_today_usd=float(budget.spent),
-            reserved_usd=float(budget.reserved) or UNSET,
-            is_estimated=budget.is_estimated or UNSET,
-            state=budget.state,
-        )
 
 
 class Refusal(Wire):
@@ -212,11 +260,6 @@ class LongOutput(Generic[T]):
             await asyncio.sleep(0)
 
 
-def optional_text(value: Decimal | None) -> str | UnsetType:
-    """Return the value as decimal text, or absence on the wire."""
-    return UNSET if value is None else format_decimal(value)
-
-
 def trimmed(value: Decimal) -> Decimal:
     """Return the same number without the exponent and trailing zeros that a JSON number would show."""
     return Decimal(format_decimal(value))
@@ -225,6 +268,11 @@ def trimmed(value: Decimal) -> Decimal:
 def or_none(value: T | UnsetType) -> T | None:
     """Return the value of an optional input field, or None if it is absent."""
     return None if value is UNSET else value
+
+
+def or_absent(value: T) -> T | None:
+    """Return the value of a field that is absent for 0 and empty text."""
+    return value or None
 
 
 def chosen_variant(choice: VariantFilter) -> VariantId | None:

@@ -1,19 +1,18 @@
 """Evidence on the wire: the result of each entrant compared with its references."""
 
 from datetime import timedelta
-from typing import Final
+from typing import Annotated, Final
 
 from trader.agents.domain.models import Contamination, contamination
-from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
-from trader.api.schemas.models import DeclaredView, entrant_fields
+from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates
+from trader.api.schemas.common import UNSET, From, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire
+from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.seasons import SeasonView
 from trader.portfolio.domain.behaviour import HeldSide
 from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
 from trader.portfolio.domain.evidence import Verdict, Word
 from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.evidence import EntrantEvidence, EvidenceReport, PairEvidence
-from trader.portfolio.seasons import AccountPast
 
 DISAGREEMENTS_MAX: Final = 200
 """The latest disagreements of a comparison."""
@@ -44,37 +43,33 @@ class Difference(Wire, kw_only=True):
     """
 
     reference: Reference
-    reference_id: str | None
-    hours: int
-    difference_percent: Percent | None
-    interval: IntervalPercent | None
-    verdict: Word
+    reference_id: Annotated[str | None, From("reference_key", lambda key: key.partition("#")[0])]
+    hours: Annotated[int, From("window.hours")]
+    difference_percent: Annotated[Percent | None, From("window.percent")]
+    interval: Annotated[IntervalPercent | None, From("window.interval_percent")]
+    verdict: Annotated[Word, From("verdict.word")]
     p_value: float | None
     e_value: float | None
-    smallest_difference: Percent | None
-    days_needed: int | None
+    smallest_difference: Annotated[Percent | None, From("verdict.visible_percent")]
+    days_needed: Annotated[int | None, From("verdict.days_needed")]
     reason: str | None
     verdict_before: Word | UnsetType = UNSET
     p_value_before: float | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, comparison: Comparison, before: Verdict | None = None) -> "Difference":
-        window, verdict = comparison.window, comparison.verdict
-        return cls(
-            reference=comparison.reference,
-            reference_id=None if comparison.reference_key is None else comparison.reference_key.partition("#")[0],
-            hours=window.hours,
-            difference_percent=window.percent,
-            interval=IntervalPercent.of(window.interval_percent),
-            verdict=verdict.word,
-            p_value=None if verdict.statement.estimate is None else verdict.p_value,
-            e_value=None if verdict.statement.estimate is None else verdict.statement.e_value,
-            smallest_difference=verdict.visible_percent,
-            days_needed=verdict.days_needed,
-            reason=verdict.why or window.reason,
-            verdict_before=UNSET if before is None else before.word,
-            p_value_before=UNSET if before is None else None if before.statement.estimate is None else before.p_value,
+        return cls.from_attributes(
+            comparison,
+            p_value=_p_value(comparison.verdict),
+            e_value=None if _p_value(comparison.verdict) is None else comparison.verdict.statement.e_value,
+            reason=comparison.verdict.why or comparison.window.reason,
+            verdict_before=None if before is None else before.word,
+            p_value_before=None if before is None else _p_value(before),
         )
+
+
+def _p_value(verdict: Verdict) -> float | None:
+    return None if verdict.statement.estimate is None else verdict.p_value
 
 
 class GetComparisonInput(Input, kw_only=True):
@@ -92,7 +87,7 @@ class CurvePoint(Wire, kw_only=True):
     """
 
     at: Timestamp
-    difference_percent: Percent | None
+    difference_percent: Annotated[Percent | None, From("percent")]
     interval: IntervalPercent | None
 
 
@@ -100,10 +95,10 @@ class Disagreement(Wire, kw_only=True):
     """A time in which one of them held a side of a market that the other did not; null is a flat one."""
 
     symbol: str
-    since: Timestamp
-    until: Timestamp
-    side: HeldSide | None
-    against_side: HeldSide | None
+    since: Annotated[Timestamp, From("start")]
+    until: Annotated[Timestamp, From("end")]
+    side: Annotated[HeldSide | None, From("first")]
+    against_side: Annotated[HeldSide | None, From("other")]
 
 
 class GetComparisonOutput(Wire, kw_only=True):
@@ -128,26 +123,13 @@ class GetComparisonOutput(Wire, kw_only=True):
     def of(cls, window: RunWindow, pair: PairEvidence) -> "GetComparisonOutput":
         apart = [each for each in pair.stances if each.is_disagreement]
         held, disagreed = (sum((each.end - each.start) / _HOUR for each in some) for some in (pair.stances, apart))
-        return cls(
+        return cls.from_attributes(
+            pair,
             window=window,
-            until=iso(pair.until),
             difference=Difference.of(pair.comparison),
-            curve=[
-                CurvePoint(at=iso(each.at), difference_percent=each.percent, interval=IntervalPercent.of(each.interval))
-                for each in pair.curve
-            ],
             agreed_hours=round(held - disagreed, 6),
             disagreed_hours=round(disagreed, 6),
-            disagreements=[
-                Disagreement(
-                    symbol=each.symbol,
-                    since=iso(each.start),
-                    until=iso(each.end),
-                    side=each.first,
-                    against_side=each.other,
-                )
-                for each in reversed(apart[-DISAGREEMENTS_MAX:])
-            ],
+            disagreements=apart[: -DISAGREEMENTS_MAX - 1 : -1],
         )
 
 
@@ -163,28 +145,17 @@ class PrimaryResult(Wire, kw_only=True):
     against: str
     alpha: float
     hours: int
-    difference_percent: Percent | None
-    interval: IntervalPercent | None
-    verdict: Word
+    difference_percent: Annotated[Percent | None, From("percent")]
+    interval: Annotated[IntervalPercent | None, From("interval_percent")]
+    verdict: Annotated[Word, From("word")]
     p_value: float | None
-    smallest_difference: Percent | None
+    smallest_difference: Annotated[Percent | None, From("visible_percent")]
     days_needed: int | None
-    reason: str | None
+    reason: Annotated[str | None, From("why")]
 
     @classmethod
     def of(cls, primary: PrimaryComparison, verdict: Verdict) -> "PrimaryResult":
-        statement = verdict.statement
-        return cls.from_attributes(
-            primary,
-            hours=statement.hours,
-            difference_percent=statement.percent,
-            interval=IntervalPercent.of(statement.interval_percent),
-            verdict=verdict.word,
-            p_value=None if statement.estimate is None else verdict.p_value,
-            smallest_difference=verdict.visible_percent,
-            days_needed=verdict.days_needed,
-            reason=verdict.why,
-        )
+        return cls.from_attributes(primary, verdict, verdict.statement, p_value=_p_value(verdict))
 
 
 class Rank(Wire, kw_only=True):
@@ -199,7 +170,7 @@ class PastEntrantRow(Wire, kw_only=True):
     """An entrant in a run of its account; `endedAt` is null for the current one."""
 
     run_number: int
-    entrant: int
+    entrant: Annotated[int, From("number")]
     fingerprint: str
     began_at: Timestamp
     ended_at: Timestamp | None
@@ -216,12 +187,6 @@ class AccountOverRuns(Wire, kw_only=True):
     return_percent: Percent
     entrants: list[PastEntrantRow]
 
-    @classmethod
-    def of(cls, past: AccountPast) -> "AccountOverRuns":
-        return cls.from_attributes(
-            past, entrants=[PastEntrantRow.from_attributes(each, entrant=each.number) for each in past.entrants]
-        )
-
 
 class EntrantRow(Wire, kw_only=True):
     """An entrant: a model in one configuration, in its part of the current run. `entrant` 0 is an unknown one.
@@ -237,63 +202,42 @@ class EntrantRow(Wire, kw_only=True):
     file). `declared` is the external agent's declaration at that time.
     """
 
-    model_id: str
-    model_name: str
-    variant: VariantId
-    entrant: int
-    run_number: int
-    fingerprint: str | None
+    model_id: Annotated[str, From("model.id")]
+    model_name: Annotated[str, From("model.name")]
+    variant: Annotated[VariantId, From("model.variant")]
+    entrant: Annotated[int, From("record.number")]
+    run_number: Annotated[int, From("attempt")]
+    fingerprint: Annotated[str | None, From("record.fingerprint")]
     started_at: Timestamp
     ended_at: Timestamp | None
-    coverage: Percent | None
-    training_cutoff: str | None
+    coverage: Annotated[Percent | None, From("record.coverage_percent")]
+    training_cutoff: Annotated[str | None, From("model.configuration.training_cutoff")]
     contamination: Contamination
-    ranked: bool
-    hours: int
-    trades_count: int
-    losing_trades_count: int
+    ranked: Annotated[bool, From("record.is_ranked")]
+    hours: Annotated[int, From("statement.hours")]
+    trades_count: Annotated[int, From("trades")]
+    losing_trades_count: Annotated[int, From("losing_trades")]
     return_percent: Percent | None
-    interval: IntervalPercent | None
-    reason: str | None
-    among_best: bool
+    interval: Annotated[IntervalPercent | None, From("statement.interval_percent")]
+    reason: Annotated[str | None, From("statement.reason")]
+    among_best: Annotated[bool, From("is_among_best")]
     rank: Rank | None
     account: AccountOverRuns
     age_hours: int
-    owner: str | None
-    declared: DeclaredView | UnsetType = UNSET
+    owner: Annotated[str | None, From("model.configuration.owner")]
+    declared: Annotated[DeclaredView | UnsetType, From("record.declared")] = UNSET
     differences: list[Difference]
     replicates: Replicates | UnsetType = UNSET
     off_board: str | UnsetType = UNSET
-    rank_before: Rank | UnsetType | None = UNSET
+    rank_before: Annotated[Rank | UnsetType | None, From("before.rank")] = UNSET
 
     @classmethod
     def of(cls, entrant: EntrantEvidence) -> "EntrantRow":
-        before = entrant.before
+        before = {} if entrant.before is None else entrant.before.verdicts
         return cls.from_attributes(
             entrant,
-            model_id=entrant.model.id,
-            model_name=entrant.model.name,
-            variant=entrant.model.variant,
-            **entrant_fields(entrant.record),
-            run_number=entrant.attempt,
-            training_cutoff=day(entrant.model.configuration.training_cutoff),
             contamination=contamination(entrant.model.configuration.training_cutoff, entrant.started_at),
-            ranked=entrant.record.is_ranked,
-            hours=entrant.statement.hours,
-            trades_count=entrant.trades,
-            losing_trades_count=entrant.losing_trades,
-            interval=IntervalPercent.of(entrant.statement.interval_percent),
-            reason=entrant.statement.reason,
-            among_best=entrant.is_among_best,
-            rank=None if entrant.rank is None else Rank.from_attributes(entrant.rank),
-            rank_before=UNSET if before is None else None if before.rank is None else Rank.from_attributes(before.rank),
-            account=AccountOverRuns.of(entrant.account),
-            owner=entrant.model.configuration.owner,
-            differences=[
-                Difference.of(each, None if before is None else before.verdicts.get(each.reference))
-                for each in entrant.comparisons
-            ],
-            replicates=None if entrant.replicates is None else Replicates.from_attributes(entrant.replicates),
+            differences=[Difference.of(each, before.get(each.reference)) for each in entrant.comparisons],
         )
 
 
@@ -321,7 +265,7 @@ class GetEvidenceOutput(Wire, kw_only=True):
     until: Timestamp
     best: str | None
     resolution: SharpeResolution
-    market_return: Percent | None
+    market_return: Annotated[Percent | None, From("market_percent")]
     entrants: list[EntrantRow]
     season: SeasonView | UnsetType = UNSET
     primary: PrimaryResult | UnsetType = UNSET
@@ -334,8 +278,6 @@ class GetEvidenceOutput(Wire, kw_only=True):
             report,
             window=window,
             best=report.best if report.best in first else None,
-            resolution=SharpeResolution.from_attributes(report.resolution),
-            market_return=report.market_percent,
             entrants=[EntrantRow.of(each) for each in report.entrants],
             season=None if report.season is None else SeasonView.of(report.season, report.state),
             primary=UNSET if rule is None or report.primary is None else PrimaryResult.of(rule, report.primary),

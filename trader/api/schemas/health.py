@@ -1,11 +1,11 @@
 """Reports of the health endpoints."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, UnsetType
 
-from trader.api.schemas.common import BudgetUse, Timestamp, Wire
+from trader.api.schemas.common import BudgetUse, From, Timestamp, Wire
 from trader.exchange.domain.halts import Halt
 
 
@@ -15,16 +15,16 @@ class HaltInForce(Wire, kw_only=True):
     account_id: str | UnsetType = UNSET
     cause: str
     reason: str
-    since: Timestamp
-
-    @classmethod
-    def of(cls, halt: Halt) -> "HaltInForce":
-        return cls.from_attributes(halt, since=halt.at)
+    since: Annotated[Timestamp, From("at")]
 
 
 def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
     """Return the halts on the wire; absent if there are none."""
-    return [HaltInForce.of(halt) for halt in halts] or UNSET
+    return [HaltInForce.from_attributes(halt) for halt in halts] or UNSET
+
+
+def _state_of(reported_s: float | None) -> str:
+    return "pending" if reported_s is None else "firing"
 
 
 class AlarmFiring(Wire):
@@ -34,13 +34,16 @@ class AlarmFiring(Wire):
     alarm explains it, whose `consequences` list it.
     """
 
-    cause: str
-    subject: str
-    state: Literal["pending", "firing"]
-    message: str
+    cause: Annotated[str, From("alarm.cause.kind")]
+    subject: Annotated[str, From("alarm.cause.subject")]
+    state: Annotated[
+        Literal["pending", "firing"],
+        From("reported_s", lambda reported_s: "pending" if reported_s is None else "firing"),
+    ]
+    message: Annotated[str, From("alarm.text")]
     since: Timestamp
     count: int
-    consequences: list[str]
+    consequences: Annotated[list[str], From(convert=list)]
 
 
 class HealthReport(Wire):

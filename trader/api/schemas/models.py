@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from trader.agents.domain.conversation import ChatMessage
-from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.invocations import FinishedInvocation, ModelSummary
@@ -19,6 +18,7 @@ from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
+    From,
     Input,
     OfModel,
     Timestamp,
@@ -26,6 +26,7 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
+    or_absent,
 )
 from trader.api.schemas.paging import PageInput, PageOutput
 
@@ -46,16 +47,6 @@ class DeclaredView(Wire, kw_only=True):
         return UNSET if declared is None else cls.from_attributes(declared, model=model.router_model_name)
 
 
-def entrant_fields(record: EntrantRecord) -> dict[str, Any]:
-    """Return the fields that every record of an entrant has. `coverage` is in percent."""
-    return {
-        "entrant": record.number,
-        "fingerprint": record.fingerprint,
-        "coverage": record.coverage_percent,
-        "declared": UNSET if record.declared is None else msgspec.convert(record.declared, DeclaredView),
-    }
-
-
 class ModelView(Wire, kw_only=True):
     """A model. `invocation_count` counts its finished runs. `warning` describes a problem, if there is one.
 
@@ -71,7 +62,7 @@ class ModelView(Wire, kw_only=True):
     declared: DeclaredView | UnsetType = UNSET
     logo: str | UnsetType = UNSET
     color: str
-    color_chosen: bool | UnsetType = UNSET
+    color_chosen: Annotated[bool | UnsetType, From("configuration.color", bool)] = UNSET
     active: bool
     created_at: Timestamp
     invocation_count: int
@@ -83,14 +74,7 @@ class ModelView(Wire, kw_only=True):
     def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
         model = summary.model
         return cls.from_attributes(
-            model,
-            declared=DeclaredView.of(model),
-            color=color_of(model),
-            color_chosen=True if model.configuration.color else UNSET,
-            invocation_count=summary.invocation_count,
-            last_invoked_at=summary.last_invoked_at,
-            manual_since=summary.manual_since,
-            warning=warning,
+            model, summary, declared=DeclaredView.of(model), color=color_of(model), warning=warning
         )
 
 
@@ -130,12 +114,7 @@ class ToolCallView(Wire, kw_only=True):
     type: ToolCallType
     status: ToolCallStatus
     metadata: ToolCallMetadata
-    timestamp: Timestamp
-
-    @classmethod
-    def of(cls, call: ToolCall) -> "ToolCallView":
-        metadata = msgspec.convert(call.metadata, ToolCallMetadata)
-        return cls.from_attributes(call, metadata=metadata, timestamp=call.created_at)
+    timestamp: Annotated[Timestamp, From("created_at")]
 
 
 class UsageView(Wire, kw_only=True):
@@ -168,22 +147,22 @@ class InvocationView(OfModel, kw_only=True):
     retained: at most 32 KiB per run and 512 KiB in total, newest runs first; longer ones are omitted.
     """
 
-    model_variant: VariantId
-    model_logo: str | None
+    model_variant: Annotated[VariantId, From("model.variant")]
+    model_logo: Annotated[str | None, From("model.logo")]
     response: str | None
-    response_payload: list[str] | UnsetType = UNSET
+    response_payload: Annotated[list[str] | UnsetType, From("answers")] = UNSET
     status: FinishedStatus
     failure_reason: str | None
-    steps: int
+    steps: Annotated[int, From("step_count")]
     input_tokens: int | None
     output_tokens: int | None
-    unmetered_attempts: int | UnsetType = UNSET
+    unmetered_attempts: Annotated[int | UnsetType, From(convert=or_absent)] = UNSET
     cost_usd: Decimal | UnsetType = UNSET
-    cost_is_partial: bool | UnsetType = UNSET
-    cost_is_estimated: bool | UnsetType = UNSET
+    cost_is_partial: Annotated[bool | UnsetType, From("is_cost_partial")] = UNSET
+    cost_is_estimated: Annotated[bool | UnsetType, From("is_cost_estimated")] = UNSET
     declared_usage: UsageView | UnsetType = UNSET
     duration_ms: int
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("started_at")]
     tool_calls: list[ToolCallView]
 
 
@@ -225,19 +204,9 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
     nothing_known = bool(invocation.unmetered_attempts) and not invocation.input_tokens + invocation.output_tokens
     return InvocationView.from_attributes(
         invocation,
+        record,
         model_name=model.name,
-        model_variant=model.variant,
-        model_logo=model.logo,
-        response_payload=record.answers,
-        steps=invocation.step_count,
-        input_tokens=None if nothing_known else invocation.input_tokens,
-        output_tokens=None if nothing_known else invocation.output_tokens,
-        unmetered_attempts=invocation.unmetered_attempts or None,
-        cost_is_partial=invocation.is_cost_partial or None,
-        cost_is_estimated=invocation.is_cost_estimated or None,
-        cost_usd=invocation.cost_usd,
+        **(dict.fromkeys(("input_tokens", "output_tokens")) if nothing_known else {}),
         declared_usage=UsageView.of(record.tool_calls) if model.is_external else UNSET,
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
-        timestamp=invocation.started_at,
-        tool_calls=[ToolCallView.of(call) for call in record.tool_calls],
     )

@@ -4,11 +4,10 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.api.schemas.common import Input, Timestamp, Wire, iso
+from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.api.schemas.simulator import AccountId
 from trader.exchange.domain.halts import REASON_MAX
 from trader.exchange.halts import Keeper
-from trader.operations.operator_commands import Activity
 
 
 class HaltInput(Input, kw_only=True):
@@ -43,9 +42,9 @@ class ResumeOutput(Wire, kw_only=True):
 class CostOfDay(Wire, kw_only=True):
     """The known cost of a model's invocations that began on a day (UTC). `isPartial`: part of it is unknown."""
 
-    day: str
+    day: Annotated[str, From(convert=lambda day: day.date().isoformat())]
     model_id: str
-    usd: float
+    usd: Annotated[float, From(convert=float)]
     is_partial: bool
 
 
@@ -58,8 +57,8 @@ class ModelActivityRow(Wire, kw_only=True):
     model_id: str
     invocations: int
     failed: int
-    median_seconds: float
-    slow_seconds: float
+    median_seconds: Annotated[float, From("median_s")]
+    slow_seconds: Annotated[float, From("slow_s")]
     last_failure: str | None
 
 
@@ -103,23 +102,6 @@ class GetActivityOutput(Wire, kw_only=True):
     refusals: list[RefusalsOfRule]
     halts: list[PastHaltRow]
     alarms: list[PastAlarmRow]
-
-    @classmethod
-    def of(cls, activity: Activity) -> "GetActivityOutput":
-        return cls(
-            since=iso(activity.since),
-            costs=[
-                CostOfDay.from_attributes(each, day=each.day.date().isoformat(), usd=float(each.usd))
-                for each in activity.costs
-            ],
-            models=[
-                ModelActivityRow.from_attributes(each, median_seconds=each.median_s, slow_seconds=each.slow_s)
-                for each in activity.models
-            ],
-            refusals=[RefusalsOfRule.from_attributes(each) for each in activity.refusals],
-            halts=[PastHaltRow.from_attributes(each, account_id=each.account_id) for each in activity.halts],
-            alarms=[PastAlarmRow.from_attributes(each) for each in activity.alarms],
-        )
 
 
 class HaltOutput(Wire, kw_only=True):

@@ -11,6 +11,7 @@ from msgspec import Meta
 from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
+    From,
     Input,
     LongOutput,
     Timestamp,
@@ -118,19 +119,19 @@ def curves_of(curves: Curves) -> LongOutput[GetEquityCurvesOutput]:
 
 
 class LiveSnapshot(Wire, kw_only=True):
-    model_id: str
-    model_name: str
+    model_id: Annotated[str, From("id")]
+    model_name: Annotated[str, From("name")]
     variant: VariantId
     net_portfolio: Decimal
     cash: Decimal
     unrealized_pnl: Decimal
-    created_at: Timestamp
+    created_at: Annotated[Timestamp, From("at")]
 
 
 class PortfolioUpdate(Wire, kw_only=True):
     """A message of the portfolio stream. `snapshotsCreated` is the row count of the last snapshot job."""
 
-    last_updated_at: Timestamp
+    last_updated_at: Annotated[Timestamp, From("at")]
     models_updated: int
     snapshots_created: int
     snapshots: list[LiveSnapshot]
@@ -138,17 +139,6 @@ class PortfolioUpdate(Wire, kw_only=True):
     @classmethod
     def of(cls, live: LiveValues, models: Iterable[Model]) -> "PortfolioUpdate":
         """Return the message with the models that have a value now, in the order given."""
-        at = iso(live.at)
-        snapshots = [
-            LiveSnapshot.from_attributes(
-                value, model_id=model.id, model_name=model.name, variant=model.variant, created_at=at
-            )
-            for model in models
-            if (value := live.values.get(model.id)) is not None
-        ]
-        return cls(
-            last_updated_at=at,
-            models_updated=len(snapshots),
-            snapshots_created=live.snapshots_created,
-            snapshots=snapshots,
-        )
+        valued = [model for model in models if model.id in live.values]
+        snapshots = [LiveSnapshot.from_attributes(model, live, live.values[model.id]) for model in valued]
+        return cls.from_attributes(live, models_updated=len(snapshots), snapshots=snapshots)

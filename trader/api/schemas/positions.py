@@ -16,6 +16,7 @@ from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
     DecimalText,
+    From,
     Input,
     OfModel,
     Timestamp,
@@ -23,17 +24,14 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
-    format_decimal,
     iso,
-    optional_text,
-    trimmed,
 )
 from trader.api.schemas.paging import IsoTime
 from trader.core.money import ceil_to, floor_to
 from trader.core.statistics import change_percent
 from trader.exchange.domain.account import Account, Marks, Position, liquidation_price
 from trader.exchange.domain.orders import Side
-from trader.market.domain.markets import Candle, Market, Quote
+from trader.market.domain.markets import Market, Quote
 from trader.portfolio.domain.histories import Resolution
 
 Markets = Mapping[str, Market]
@@ -63,7 +61,7 @@ class PositionView(OfModel, kw_only=True):
     side: Side
     quantity: DecimalText
     entry_price: DecimalText
-    leverage: DecimalText | UnsetType = UNSET
+    leverage: Annotated[DecimalText | UnsetType, From("given_leverage")] = UNSET
     exit_plan: ExitPlanView
     confidence: Decimal | UnsetType = UNSET
     opened_at: Timestamp
@@ -91,8 +89,8 @@ class CryptoPrice(Wire, kw_only=True):
     """
 
     symbol: str
-    price: Decimal
-    timestamp: Timestamp
+    price: Annotated[Decimal, From("mark")]
+    timestamp: Annotated[Timestamp, From("at")]
     change_24h_percent: float | UnsetType = msgspec.field(default=UNSET, name="change24hPercent")
     message: str | UnsetType = UNSET
 
@@ -106,24 +104,16 @@ def position_of(
 ) -> PositionView:
     """Return the wire record of one position."""
     mark = marks.get(position.symbol)
-    return PositionView(
-        id=str(position.id),
+    return PositionView.from_attributes(
+        position,
         model_id=account.id,
         model_name=account.id if model is None else model.name,
-        model_variant=UNSET if model is None else model.variant,
-        symbol=position.symbol,
-        side=position.side,
-        quantity=format_decimal(position.quantity),
-        entry_price=format_decimal(position.entry_price),
-        leverage=format_decimal(position.leverage) if position.leveraged else UNSET,
-        exit_plan=ExitPlanView.from_attributes(position.exit_plan),
-        confidence=UNSET if position.confidence is None else trimmed(position.confidence),
-        opened_at=iso(position.opened_at),
-        current_price=None if mark is None else format_decimal(mark),
-        notional=None if mark is None else format_decimal(position.notional(mark)),
-        unrealized_pnl=None if mark is None else format_decimal(position.unrealized(mark)),
-        liquidation_price=optional_text(_liquidation_price(account, position, marks, markets)),
-        manual=True if model is not None and position.invocation_id is None else UNSET,
+        model_variant=None if model is None else model.variant,
+        current_price=mark,
+        notional=None if mark is None else position.notional(mark),
+        unrealized_pnl=None if mark is None else position.unrealized(mark),
+        liquidation_price=_liquidation_price(account, position, marks, markets),
+        manual=model is not None and position.invocation_id is None,
     )
 
 
@@ -149,11 +139,6 @@ def positions_of(
     return [position_of(account, position, marks, markets, models.get(account.id)) for account, position in held]
 
 
-def shown(value: Decimal | None) -> Decimal | None:
-    """Return the number without trailing zeros; None stays None."""
-    return None if value is None else trimmed(value)
-
-
 def _age(position: Position) -> tuple[datetime, str]:
     return position.opened_at, str(position.id)
 
@@ -161,18 +146,12 @@ def _age(position: Position) -> tuple[datetime, str]:
 def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: float | None) -> CryptoPrice:
     """Return the wire record of a market's price. `trouble` is why orders at this price are refused, if they are."""
     changed = change_percent(quote.mark, day_before)
-    message: str | UnsetType = UNSET if trouble is None else f"cannot be traded now: {trouble}"
+    message = None if trouble is None else f"cannot be traded now: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
         age = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"
         message = f"stale: the last update was at {iso(quote.at)}, {age}"
-    return CryptoPrice(
-        symbol=quote.symbol,
-        price=trimmed(quote.mark),
-        timestamp=iso(quote.at),
-        change_24h_percent=UNSET if changed is None else changed,
-        message=message,
-    )
+    return CryptoPrice.from_attributes(quote, change_24h_percent=changed, message=message)
 
 
 class GetCandlesInput(Input, kw_only=True):
@@ -211,12 +190,8 @@ class RunningCandle(Wire, kw_only=True):
     """A market's candle of the current minute. `time` is its opening time."""
 
     symbol: str
-    time: Timestamp
+    time: Annotated[Timestamp, From("open_time")]
     open: float
     high: float
     low: float
     close: float
-
-    @classmethod
-    def of(cls, symbol: str, candle: Candle) -> "RunningCandle":
-        return cls.from_attributes(candle, symbol=symbol, time=candle.open_time)

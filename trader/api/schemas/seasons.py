@@ -1,8 +1,8 @@
 """Seasons on the wire: their rules, digests and amendments."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from trader.api.schemas.common import UNSET, Timestamp, UnsetType, Wire
+from trader.api.schemas.common import UNSET, From, Timestamp, UnsetType, Wire
 from trader.portfolio.domain.board import Reference
 from trader.portfolio.domain.seasons import Disqualification, Season, SeasonState, Stopping
 
@@ -77,7 +77,7 @@ class SeasonView(Wire, kw_only=True):
     number: int
     state: SeasonState
     digest: str
-    opened_at: Timestamp
+    opened_at: Annotated[Timestamp, From("records", lambda records: records[0].at)]
     rules: Rules
     amendments: list[AmendmentRow]
     closed_at: Timestamp | UnsetType = UNSET
@@ -86,24 +86,7 @@ class SeasonView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, season: Season, state: SeasonState) -> "SeasonView":
-        return cls.from_attributes(
-            season,
-            state=state,
-            digest=season.digest.hex(),
-            opened_at=season.records[0].at,
-            rules=Rules.from_attributes(
-                season.rules,
-                primary=None if season.rules.primary is None else PrimaryRule.from_attributes(season.rules.primary),
-            ),
-            amendments=[
-                AmendmentRow.from_attributes(
-                    each,
-                    changes=[RuleChange.from_attributes(change) for change in each.changes],
-                    digest=each.digest.hex(),
-                )
-                for each in season.amendments
-            ],
-        )
+        return cls.from_attributes(season, state=state)
 
 
 def shown_season(latest: tuple[Season, SeasonState] | None) -> SeasonView | UnsetType:

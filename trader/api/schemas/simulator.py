@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, trimmed
+from trader.api.schemas.common import UNSET, From, Input, PositiveNumber, Timestamp, UnsetType, Wire
 from trader.api.schemas.paging import bounded
-from trader.api.schemas.positions import ExitPlanView, Markets, shown
+from trader.api.schemas.positions import ExitPlanView, Markets
 from trader.core.errors import InvalidInput, Issue
 from trader.core.money import from_number
 from trader.exchange.domain import account as figures
@@ -17,7 +17,6 @@ from trader.exchange.domain.account import Account, Marks, Position
 from trader.exchange.domain.orders import (
     ExitPlan,
     Order,
-    OrderAnswer,
     OrderSide,
     OrderStatus,
     OrderType,
@@ -114,7 +113,7 @@ class FillView(Wire, kw_only=True):
     price: Decimal
     fee: Decimal
     maker: bool
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("at")]
 
 
 class OrderView(Wire, kw_only=True):
@@ -137,13 +136,8 @@ class OrderView(Wire, kw_only=True):
     total_fees: Decimal
     realized_pnl: Decimal
     fills: list[FillView]
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("at")]
     manual: bool | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, answer: OrderAnswer) -> "OrderView":
-        fills = [FillView.from_attributes(fill, timestamp=fill.at) for fill in answer.fills]
-        return cls.from_attributes(answer, fills=fills, timestamp=answer.at, manual=answer.manual or None)
 
 
 class OrderOutput(Wire, kw_only=True):
@@ -156,13 +150,13 @@ class AccountPosition(Wire, kw_only=True):
     symbol: str
     side: Side
     quantity: Decimal
-    avg_entry_price: Decimal
+    avg_entry_price: Annotated[Decimal, From("entry_price")]
     mark_price: Decimal | None
     notional: Decimal | None
     margin: Decimal
     leverage: Decimal
     unrealized_pnl: Decimal | None
-    realized_pnl: Decimal
+    realized_pnl: Annotated[Decimal, From("realized")]
     liquidation_price: Decimal | None
     exit_plan: ExitPlanView
 
@@ -171,13 +165,10 @@ class AccountPosition(Wire, kw_only=True):
         mark = marks.get(position.symbol)
         return cls.from_attributes(
             position,
-            avg_entry_price=trimmed(position.entry_price),
-            mark_price=shown(mark),
-            notional=None if mark is None else trimmed(position.notional(mark)),
-            unrealized_pnl=None if mark is None else trimmed(position.unrealized(mark)),
-            realized_pnl=trimmed(position.realized),
-            liquidation_price=shown(figures.liquidation_price(account, position.symbol, marks, markets)),
-            exit_plan=ExitPlanView.from_attributes(position.exit_plan),
+            mark_price=mark,
+            notional=None if mark is None else position.notional(mark),
+            unrealized_pnl=None if mark is None else position.unrealized(mark),
+            liquidation_price=figures.liquidation_price(account, position.symbol, marks, markets),
         )
 
 
@@ -196,53 +187,44 @@ class OpenOrder(Wire, kw_only=True):
 class AccountView(Wire, kw_only=True):
     """An account in its current run. One that does not exist is shown as an order would open it; `runId` is null."""
 
-    account_id: str
+    account_id: Annotated[str, From("id")]
     run_id: str | None
     exists: bool
-    quote_currency: str
-    initial_capital: Decimal
-    cash_balance: Decimal
+    quote_currency: Annotated[str, From("run.quote_currency")]
+    initial_capital: Annotated[Decimal, From("run.initial_capital")]
+    cash_balance: Annotated[Decimal, From("cash")]
     equity: Decimal | None
     available_cash: Decimal | None
-    borrowed_balance: Decimal
-    margin_balance: Decimal
+    borrowed_balance: Annotated[Decimal, From("borrowed")]
+    margin_balance: Annotated[Decimal, From("margin")]
     maintenance_margin: Decimal | None
-    total_realized_pnl: Decimal
+    total_realized_pnl: Annotated[Decimal, From("realized")]
     total_unrealized_pnl: Decimal | None
-    total_fees: Decimal
-    total_funding_pnl: Decimal
+    total_fees: Annotated[Decimal, From("fees")]
+    total_funding_pnl: Annotated[Decimal, From("funding")]
     total_insurance: Annotated[
         Decimal,
         Meta(description="Losses beyond equity, written off; part of the cash."),
+        From("insurance"),
     ]
     positions: list[AccountPosition]
-    open_orders: list[OpenOrder]
+    open_orders: Annotated[list[OpenOrder], From("resting")]
 
     @classmethod
     def of(cls, account: Account, marks: Marks, markets: Markets, *, is_open: bool) -> "AccountView":
-        def priced(figure: Callable[[], Decimal]) -> Decimal | None:
-            return trimmed(figure()) if figures.has_marks(account, marks) else None
+        def priced(figure: Callable[..., Decimal], *others: Markets) -> Decimal | None:
+            return figure(account, marks, *others) if figures.has_marks(account, marks) else None
 
         held = sorted(account.positions.values(), key=lambda position: (position.opened_at, position.symbol))
-        return cls(
-            account_id=account.id,
-            run_id=str(account.run.id) if is_open else None,
+        return cls.from_attributes(
+            account,
+            run_id=account.run.id if is_open else None,
             exists=is_open,
-            quote_currency=account.run.quote_currency,
-            initial_capital=trimmed(account.run.initial_capital),
-            cash_balance=trimmed(account.cash),
-            equity=priced(lambda: figures.equity(account, marks)),
-            available_cash=priced(lambda: figures.available_cash(account, marks)),
-            borrowed_balance=trimmed(account.borrowed),
-            margin_balance=trimmed(account.margin),
-            maintenance_margin=priced(lambda: figures.maintenance(account, marks, markets)),
-            total_realized_pnl=trimmed(account.realized),
-            total_unrealized_pnl=priced(lambda: figures.unrealized(account, marks)),
-            total_fees=trimmed(account.fees),
-            total_funding_pnl=trimmed(account.funding),
-            total_insurance=trimmed(account.insurance),
+            equity=priced(figures.equity),
+            available_cash=priced(figures.available_cash),
+            maintenance_margin=priced(figures.maintenance, markets),
+            total_unrealized_pnl=priced(figures.unrealized),
             positions=[AccountPosition.of(account, position, marks, markets) for position in held],
-            open_orders=[OpenOrder.from_attributes(order) for order in account.resting],
         )
 
 

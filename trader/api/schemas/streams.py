@@ -10,7 +10,7 @@ from trader.agents.domain.invocations import ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import NotePart
 from trader.agents.variants import color_of
-from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
+from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.positions import Markets, PositionView, positions_of_account
 from trader.exchange.domain.account import Account, Marks, available_cash, has_marks, unrealized
@@ -33,14 +33,14 @@ class PositionEventData(Wire, kw_only=True):
     @classmethod
     def of(cls, account: Account, marks: Marks, markets: Markets, model: Model | None) -> "PositionEventData":
         is_valued = has_marks(account, marks)
-        return cls(
+        return cls.from_attributes(
             model_id=account.id,
             model_name=account.id if model is None else model.name,
-            model_variant=UNSET if model is None else model.variant,
-            color=UNSET if model is None else color_of(model),
+            model_variant=None if model is None else model.variant,
+            color=None if model is None else color_of(model),
             positions=positions_of_account(account, marks, markets, model),
-            total_unrealized_pnl=trimmed(unrealized(account, marks)) if is_valued else None,
-            available_cash=trimmed(available_cash(account, marks)) if is_valued else None,
+            total_unrealized_pnl=unrealized(account, marks) if is_valued else None,
+            available_cash=available_cash(account, marks) if is_valued else None,
         )
 
 
@@ -105,13 +105,7 @@ class NoteMessage(Wire, kw_only=True):
         parts = next((decision.get("parts") for decision in call.decisions), None)
         if call.call_type != "NOTE" or parts is None:
             return None
-        return cls(
-            model_id=call.model_id,
-            model_name=call.model_name,
-            model_variant=call.model_variant,
-            invocation_id=call.invocation_id,
-            parts=msgspec.convert(parts, list[NotePart]),
-        )
+        return cls.from_attributes(call, parts=msgspec.convert(parts, list[NotePart]))
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):

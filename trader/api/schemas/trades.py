@@ -12,6 +12,7 @@ from msgspec import Meta
 from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
+    From,
     Input,
     OfModel,
     Timestamp,
@@ -23,7 +24,7 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.api.schemas.paging import IsoTime, PageInput, PageOutput, Skip
-from trader.api.schemas.positions import ExitPlanView, shown
+from trader.api.schemas.positions import ExitPlanView
 from trader.core.money import ZERO, divide
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, Fill, OrderSide, Side
@@ -50,7 +51,7 @@ class TradeView(OfModel, kw_only=True):
     quantity: Decimal
     entry_price: Decimal
     exit_price: Decimal
-    leverage: Decimal | UnsetType = UNSET
+    leverage: Annotated[Decimal | UnsetType, From("given_leverage")] = UNSET
     gross_pnl: Decimal
     fees: Decimal
     funding: Decimal
@@ -60,20 +61,18 @@ class TradeView(OfModel, kw_only=True):
     opened_at: Timestamp
     closed_at: Timestamp
     holding_time: str
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("closed_at")]
     manual: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, trade: ModelTrade) -> "TradeView":
         return cls.from_attributes(
             trade,
-            leverage=shown(trade.given_leverage),
             model_id=trade.account_id,
             model_name=trade.model_name or trade.account_id,
             model_key=trade.model_router_name or trade.account_id,
             holding_time=hours_and_minutes(trade.closed_at - trade.opened_at),
-            timestamp=trade.closed_at,
-            manual=True if trade.model_name is not None and trade.invocation_id is None else None,
+            manual=trade.model_name is not None and trade.invocation_id is None,
         )
 
 
@@ -131,11 +130,11 @@ class TradeFillView(Wire, kw_only=True):
     fee: Decimal
     maker: bool
     cause: Cause
-    timestamp: Timestamp
+    timestamp: Annotated[Timestamp, From("at")]
 
     @classmethod
     def of(cls, fill: Fill) -> "TradeFillView":
-        return cls.from_attributes(fill, fee=trimmed(fill.fee + fill.liquidation_fee), timestamp=fill.at)
+        return cls.from_attributes(fill, fee=fill.fee + fill.liquidation_fee)
 
 
 class Excursion(Wire, kw_only=True):
@@ -182,7 +181,7 @@ class TradeDetails(OfModel, kw_only=True):
     quantity: Decimal
     entry_price: Decimal
     exit_price: Decimal | None
-    leverage: Decimal | None
+    leverage: Annotated[Decimal | None, From("given_leverage")]
     margin: Decimal
     gross_pnl: Decimal | None
     fees: Decimal
@@ -209,19 +208,16 @@ _CLOSING: Final = ("exit_price", "gross_pnl", "net_pnl", "close_reason", "closed
 
 def trade_details_of(whole: WholeTrade, model: Model | None, extremes: Extremes | None) -> TradeDetails:
     """Return the wire record of one trade."""
-    account_id, trade, fills, previous_id, next_id = whole
+    trade = whole.trade
     is_closed = isinstance(trade, Trade)
     return TradeDetails.from_attributes(
         trade,
-        model_id=account_id,
-        model_name=account_id if model is None else model.name,
+        whole,
+        model_id=whole.account_id,
+        model_name=whole.account_id if model is None else model.name,
         model_variant=None if model is None else model.variant,
         status="CLOSED" if is_closed else "OPEN",
-        previous_id=previous_id,
-        next_id=next_id,
-        leverage=shown(trade.given_leverage),
-        exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
-        fills=[TradeFillView.of(fill) for fill in fills],
+        fills=[TradeFillView.of(fill) for fill in whole.fills],
         excursion=Excursion.of(whole, extremes),
         **({} if is_closed else dict.fromkeys(_CLOSING)),
     )
@@ -231,25 +227,18 @@ class CompletedTrade(OfModel, kw_only=True):
     """A completed trade of the simulator. `notional` is the entry notional; `realizedPnl` is net."""
 
     symbol: str
-    direction: Side
-    notional: Decimal
-    realized_pnl: Decimal
-    leverage: Decimal | None
+    direction: Annotated[Side, From("side")]
+    notional: Annotated[Decimal, From("entry_notional")]
+    realized_pnl: Annotated[Decimal, From("net_pnl")]
+    leverage: Annotated[Decimal | None, From("given_leverage")]
     confidence: Decimal | None
     closed_at: Timestamp
     invocation_id: str | None
 
     @classmethod
     def of(cls, trade: ModelTrade) -> "CompletedTrade":
-        return cls.from_attributes(
-            trade,
-            model_id=trade.account_id,
-            model_name=trade.model_name or trade.account_id,
-            direction=trade.side,
-            notional=trimmed(trade.entry_notional),
-            realized_pnl=trimmed(trade.net_pnl),
-            leverage=shown(trade.given_leverage),
-        )
+        name = trade.model_name or trade.account_id
+        return cls.from_attributes(trade, model_id=trade.account_id, model_name=name)
 
 
 class CompletedStats(Wire, kw_only=True):
@@ -271,16 +260,16 @@ class CompletedStats(Wire, kw_only=True):
         realized = [trade.net_pnl for trade in trades]
         leverages = [trade.given_leverage for trade in trades if trade.given_leverage is not None]
         confidences = [trade.confidence for trade in trades if trade.confidence is not None]
-        return cls(
+        return cls.from_attributes(
             trade_count=len(trades),
-            total_realized=trimmed(sum(realized, ZERO)),
+            total_realized=sum(realized, ZERO),
             expectancy=_mean(realized),
             average_leverage=_mean(leverages),
-            median_leverage=_median(leverages),
-            max_leverage=shown(max(leverages, default=None)),
+            median_leverage=median(leverages) if leverages else None,
+            max_leverage=max(leverages, default=None),
             leverage_values=list(map(trimmed, leverages)),
             average_confidence=_mean(confidences),
-            median_confidence=_median(confidences),
+            median_confidence=median(confidences) if confidences else None,
             confidence_values=list(map(trimmed, confidences)),
         )
 
@@ -296,11 +285,7 @@ class GetCompletedTradesOutput(PageOutput, kw_only=True):
 
 
 def _mean(values: Sequence[Decimal]) -> Decimal | None:
-    return trimmed(divide(sum(values, ZERO), Decimal(len(values)))) if values else None
-
-
-def _median(values: Sequence[Decimal]) -> Decimal | None:
-    return trimmed(median(values)) if values else None
+    return divide(sum(values, ZERO), Decimal(len(values))) if values else None
 
 
 def hours_and_minutes(span: timedelta) -> str:

@@ -37,12 +37,12 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
     id: UUID
     name: str
-    account_id: str | None
+    account_id: str | None = None
     scopes: tuple[Scope, ...]
     prefix: str
     digest: bytes
-    requests_per_minute: int | None
-    decisions_per_minute: int | None
+    requests_per_minute: int | None = None
+    decisions_per_minute: int | None = None
     created_at: datetime
     revoked_at: datetime | None = None
 
@@ -69,8 +69,6 @@ def is_secret_of(credential: Credential, digest: bytes) -> bool:
 
 class TokenBucket:
     """Rate limit of events per minute: bursts of up to a minute's worth, then one at a time at the mean rate."""
-
-    __slots__ = ("_at_s", "_per_minute", "_tokens")
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self._per_minute = per_minute

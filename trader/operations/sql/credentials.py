@@ -25,20 +25,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
 
 async def insert_credential(conn: Connection, credential: Credential) -> None:
-    """Insert a credential."""
-    await conn.execute(
-        INSERT_CREDENTIAL,
-        credential.id,
-        credential.name,
-        credential.account_id,
-        credential.scopes,
-        credential.prefix,
-        credential.digest,
-        credential.requests_per_minute,
-        credential.decisions_per_minute,
-        credential.created_at,
-        credential.revoked_at,
-    )
+    """Insert a credential, whose fields are in the order of the columns."""
+    await conn.execute(INSERT_CREDENTIAL, *msgspec.structs.astuple(credential))
 
 
 UPDATE_CREDENTIALS_REVOKED = """

@@ -32,18 +32,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
 async def insert_alarm(conn: Connection, notice: Notice, sender: str) -> None:
     """Add a notice to the history, and drop those that are older than 90 days."""
-    cause = notice.cause
-    await conn.execute(
-        INSERT_ALARM,
-        notice.at,
-        notice.since,
-        sender,
-        notice.state,
-        cause.kind,
-        cause.subject,
-        notice.text,
-        notice.impact,
-    )
+    values = (notice.at, notice.since, sender, notice.state, *notice.cause, notice.text, notice.impact)
+    await conn.execute(INSERT_ALARM, *values)
 
 
 SELECT_ALARMS = """

@@ -1,15 +1,21 @@
 // The reference page: search over paths, texts and fields, buttons that copy, and trying a procedure out.
 const search = document.querySelector('input[type=search]')
-const entries = [...document.querySelectorAll('[data-words]')]
+const entries = [...document.querySelectorAll('article')].map(article => ({
+  shown: [article, document.querySelector(`nav a[href="#${article.id}"]`).parentElement],
+  text: article.textContent.toLowerCase(),
+}))
 const groups = [...document.querySelectorAll('[data-group]')]
 const index = document.querySelector('nav details')
 const narrow = matchMedia('(max-width: 800px)')
 
 search.addEventListener('input', () => {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean)
-  for (const entry of entries)
-    entry.classList.toggle('hidden', !words.every(word => entry.dataset.words.includes(word)))
-  for (const group of groups) group.classList.toggle('hidden', !group.querySelector('[data-words]:not(.hidden)'))
+  for (const { shown, text } of entries) {
+    const isHidden = !words.every(word => text.includes(word))
+    for (const element of shown) element.classList.toggle('hidden', isHidden)
+  }
+  for (const group of groups)
+    group.classList.toggle('hidden', !group.querySelector(':scope > article:not(.hidden), :scope > ul > li:not(.hidden)'))
   if (words.length) index.open = true
 })
 addEventListener('keydown', event => {
