@@ -86,18 +86,6 @@ def test_frames_are_server_sent_events() -> None:
     assert frame(b"{}", "batch:complete") == b"event: batch:complete\ndata: {}\n\n"
 
 
-async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
-    broadcaster = Broadcaster("trades")
-    subscribers = [join(broadcaster) for _ in range(50)]
-    with pytest.raises(Unavailable, match="50 places") as refusal:
-        join(broadcaster)
-    assert refusal.value.retry_after_s >= 1
-    broadcaster.unsubscribe(subscribers[7])
-    broadcaster.unsubscribe(subscribers[7])
-    assert len(broadcaster) == 49
-    join(broadcaster)
-
-
 async def test_only_the_newest_state_is_kept() -> None:
     broadcaster = Broadcaster("positions")
     subscriber = join(broadcaster)

@@ -460,19 +460,6 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
         assert len(seen) < 100  # 15 MB were sent, and everything beyond the sockets' buffers was replaced
 
 
-async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
-    async with serving() as service, streaming(service, "workflow", buffer_bytes=4096) as client:
-        await client.event()
-        text = "long " * 2000
-        for _ in range(200):  # 2 MB, more than sockets and backlog hold
-            service.events.publish(workflow_step(START, 1, text))
-            await turns(1)
-        assert service.broadcasters.workflow.dropped == 1
-        await service.emptied()
-        with pytest.raises((EOFError, OSError)):
-            await client.drain()
-
-
 async def test_a_state_that_cannot_be_loaded_is_refused() -> None:
     async with serving() as service:
         service.sources["positions"].error = Unavailable("The database cannot be reached now.", retry_after_s=3)

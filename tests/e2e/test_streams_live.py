@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, RUNNING_CANDLE, TRADE
-from support.process import ServiceProcess, run_command, serving
-from support.shapes import Shape, assert_shape, iso, text
+from support.process import ServiceProcess, serving
+from support.shapes import Shape, assert_shape, iso
 from support.sse import Message, Stream, streaming
 from support.waiting import until
 
@@ -27,12 +24,6 @@ STATES: dict[str, Shape] = {
     "candles": [RUNNING_CANDLE],
 }
 MODELS = ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
-CALLED = "called"
-CAPACITY = 50
-
-
-async def hold(_: web.Request) -> web.Response:
-    return web.json_response({"decisions": [{"name": "hold", "arguments": {"reason": "as every minute"}}]})
 
 
 def is_state(message: Message) -> bool:
@@ -123,79 +114,6 @@ async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> 
         assert states, "the price tracker publishes every 10 s"
 
     await asyncio.gather(pings(positions), pings(portfolio))
-
-
-async def test_every_models_workflow_is_streamed_step_by_step(tmp_path: Path, dsn: str) -> None:
-    """For the models of the service, and for an external agent that is called each minute."""
-    called = web.Application()
-    called.router.add_post("/decide", hold)
-    (tmp_path / ".env").write_text("WEBHOOK_LOOPBACK=on\n")
-    async with (
-        TestServer(called) as agent,
-        serving(tmp_path, DATABASE_URL=dsn) as service,
-        streaming(service.http, service.url, "workflow") as workflow,
-        streaming(service.http, service.url, "conversations") as conversations,
-    ):
-        webhook = str(agent.make_url("/decide"))
-        words = ("agents", "add", CALLED, "--variant", "Apex", "--webhook", webhook, "--database-url", dsn)
-        assert (await run_command(tmp_path, *words))[0] == 0
-
-        # The first cycle runs at the start, possibly before the subscription, and may last beyond the full minute; then
-        # the next cycle includes only the models that are not running.
-        def is_whole(message: Message) -> bool:
-            begun = {seen.json()["modelId"] for seen in workflow.seen if seen.event == "workflow:started"}
-            is_of_all = message.event == "batch:complete" and sorted(message.json()["modelIds"]) == MODELS
-            return is_of_all and begun >= set(MODELS)
-
-        def kinds(model_id: str) -> list[str | None]:
-            flow = [message for message in workflow.seen if (message.event or "").startswith("workflow:")]
-            return [message.event for message in flow if message.json()["modelId"] == model_id]
-
-        await workflow.until(is_whole, within_s=125)
-        for message in workflow.seen:
-            if (message.event or "").startswith("workflow:"):
-                assert message.json()["type"] == message.event
-                assert_shape(
-                    {key: message.json()[key] for key in ("type", "timestamp", "modelId")},
-                    {"type": text, "timestamp": iso, "modelId": text},
-                )
-        for model_id in MODELS:
-            assert kinds(model_id)[-1] == "workflow:complete"
-            assert set(kinds(model_id)) <= {"workflow:started", "workflow:step", "workflow:call", "workflow:complete"}
-        while "workflow:complete" not in kinds(CALLED):
-            await workflow.next(within_s=70)
-        latest = await conversations.until(
-            lambda message: is_state(message) and {run["modelId"] for run in message.json()} == {*MODELS, CALLED},
-            within_s=10,
-        )
-        assert_shape(latest.json(), STATES["conversations"])
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(service: ServiceProcess) -> None:
-    async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        last = AsyncExitStack()
-        for _ in range(CAPACITY - 1):
-            await stack.enter_async_context(streaming(http, service.url, "positions"))
-        await last.enter_async_context(streaming(http, service.url, "positions"))
-        async with http.get(f"{service.url}/api/events/positions") as refused:
-            assert refused.status == 503
-            assert refused.headers["Content-Type"].startswith("application/json")
-            assert int(refused.headers["Retry-After"]) > 0
-            assert_shape(orjson.loads(await refused.read()), {"error": text})
-        async with streaming(http, service.url, "trades") as other:  # every stream has its own fifty
-            assert (await other.next()).event in {None, "empty"}
-        _, report = await service.get("/health/schedulers")
-        assert report["streams"]["positions"] == {"subscribers": CAPACITY, "capacity": CAPACITY}
-
-        await last.aclose()  # a subscriber that leaves makes room
-
-        async def room() -> bool:
-            async with http.get(f"{service.url}/api/events/positions") as response:
-                return response.status == 200
-
-        await until(room)
 
 
 async def test_sigterm_ends_streams_and_pending_requests_within_three_seconds(tmp_path: Path, dsn: str) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 from support.fake_venue import FakeVenue, fake_venue
-from support.kills import Act, acts_of_rows, repeat, rows
 from support.process import ServiceProcess
 from support.waiting import becomes
 
 from trader.core.clock import iso
 from trader.database.pool import Database
-from trader.market.sources.recorded import RecordedSource
 from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
@@ -139,40 +137,3 @@ async def pass_time(database: Database, span: str) -> None:
         for table, moments in columns.items():
             changes = ", ".join(f"{moment} = {moment} - interval '{span}'" for moment in moments)
             await conn.execute(f"UPDATE {table} SET {changes}")
-
-
-async def test_the_recording_of_a_venue_replays_to_the_live_ledger(
-    tmp_path: Path, dsn: str, database: Database, venue: FakeVenue
-) -> None:
-    acts: list[Act] = []
-
-    async def place(service: ServiceProcess, symbol: str, side: str, quantity: float, **more: Any) -> None:
-        order = {"symbol": symbol, "side": side, "quantity": quantity, "leverage": 10, **more}
-        acts.append(Act("default", len(acts), order))
-        await service.call("simulator.placeOrder", clientOrderId=str(acts[-1].number), **order)
-
-    async with trading(tmp_path, venue, dsn) as service:
-        await becomes(lambda: prices(service), {"BTC": 94000.0, "ETH": 3300.0})
-        await place(service, "BTC", "buy", 0.45, exitPlan={"stop": 93000})
-        await place(service, "ETH", "buy", 2, type="limit", limitPrice=3299)
-        await place(service, "BTC", "buy", 9, reduceOnly=True)
-        await venue.move("ETH", "3298.5")
-        await becomes(lambda: held(service), [("BTC", "0.45"), ("ETH", "2")])  # one book at a time
-        await venue.move("BTC", "92000.0")  # beyond the stop
-        await becomes(lambda: held(service), [("ETH", "2")])
-        await place(service, "ETH", "sell", 3)
-        assert await service.stop() == 0
-        assert service.traceback() == ""
-    expected, timed = await rows(database), await acts_of_rows(database, acts)
-    recorded = RecordedSource(tmp_path / "recording", ["BTC", "ETH"])
-    await recorded.open()
-    assert recorded.ends_at is not None
-    assert recorded.markets["BTC"].tick == Decimal("0.1")
-    async with database.connection() as conn:
-        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-    begin = recorded.clock(None).now()
-    await repeat(
-        recorded, database, timed, begin, recorded.ends_at, VENUE_PRESET="lighter-standard", SIM_LATENCY_MS="300"
-    )
-    assert await rows(database) == expected
-    assert len(expected["fills"]) > 5
