@@ -27,9 +27,9 @@ WIDE_LIMITS: Final = VariantLimits(
 )
 """A guard that leaves refusals to the exchange."""
 
-ENTERS, CLOSES, PLANS, FAILS, STAKES_ALL = 0.3, 0.14, 0.05, 0.02, 0.002
+ENTERS, CLOSES, PLANS, FAILS, STAKES_ALL = 0.15, 0.14, 0.05, 0.02, 0.002
 """How often a decision opens, closes or plans, how often a model fails, and how often a position ends in a liquidation:
-a model trades twice a day in each market, as in a season of 90 days with 200,000 trades."""
+a model trades about 22 times a day, 200,000 times in a season of 90 days."""
 
 
 class InventedDecisions(DecisionSource):
