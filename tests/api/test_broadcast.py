@@ -249,18 +249,6 @@ async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
         assert await taken(newcomer) == b"data: 1\n\n"
 
 
-async def test_events_between_two_loads_share_the_next() -> None:
-    source = Source()
-    async with running(source, spacing_s=0.05) as broadcaster:
-        subscriber = join(broadcaster)
-        began = asyncio.get_running_loop().time()
-        await taken(subscriber)
-        while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
-            broadcaster.changed()
-            await turns(1)
-        assert 2 <= source.loads <= elapsed_s / 0.05 + 2
-
-
 async def test_new_subscribers_do_not_delay_common_messages() -> None:
     source = Source()
     async with running(source, spacing_s=3600) as broadcaster:
