@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
-from support.scripted import START, ScriptedSource, make_tick
-from support.venue import Venue, agree_with_rows, dump, running, without_depth
+from support.scripted import START, ScriptedSource
+from support.venue import Venue, agree_with_rows, running, without_depth
 from support.waiting import becomes
 
 from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
@@ -18,16 +18,9 @@ from trader.core.events import PositionsChanged
 from trader.core.money import format_decimal
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.halts import HaltCause
-from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderStatus, OrderType
+from trader.exchange.domain.orders import OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
 from trader.exchange.sql.accounts import Deletion, delete_account
-from trader.market.domain.markets import Tick
-
-
-def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
-    """Ticks at seconds after START, each with the mids of its markets."""
-    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
-
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -209,48 +202,6 @@ async def test_depth_recovers_with_its_half_life_across_a_restart(database: Data
         other = await after.buy("10", account_id="b")
         assert other.total_quantity == (5 if shared == "on" else Decimal("7.5"))
         await agree_with_rows(after)
-
-
-async def test_three_hours_of_downtime_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:
-    """Across a stop, a target, a liquidation, a resting fill and funding boundaries."""
-    missed = {
-        3 + 60 * minute: {
-            "BTC": str(94000 - 20 * minute),
-            "ETH": str(3300 + 2 * minute),
-            "SOL": str(200 - (120 if 100 < minute < 105 else 0)),
-        }
-        for minute in range(1, 181)
-    }
-
-    async def trade(venue: Venue) -> None:
-        await venue.see(QUIET, size="300")
-        stop, target = ExitPlan(stop=Decimal(93000)), ExitPlan(target=Decimal(3400))
-        await venue.buy("0.1", account_id="stopped", leverage=Decimal(5), exit_plan=stop)
-        await venue.buy("1", account_id="paid", symbol="ETH", leverage=Decimal(5), exit_plan=target)
-        await venue.buy("400", account_id="bust", symbol="SOL", leverage=Decimal(20))
-        await venue.buy("0.1", account_id="rests", type=OrderType.LIMIT, limit_price=Decimal(92000))
-        await venue.buy("0.05", account_id="holds", leverage=Decimal(2))
-
-    source, clock = ScriptedSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await trade(venue)
-        for tick in walk_script(missed):
-            await venue.see({s: str(q.mark) for s, q in tick.quotes.items()}, after_s=60, size="300")
-    expected = await dump(database)
-    async with database.connection() as conn:  # the same database again, emptied
-        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-
-    clock = ManualClock(START)
-    stopped = ScriptedSource()
-    async with running(database, stopped, clock) as venue:
-        await trade(venue)
-    stopped.script = source.script
-    await clock.advance(source.script[-1].at - clock.now())
-    async with running(database, stopped, clock) as venue:
-        assert await dump(database) == expected
-        await agree_with_rows(venue)
-    reasons = {row[18] for row in expected[0]}
-    assert {"stop", "target", "liquidation"} <= reasons
 
 
 async def test_a_database_of_another_market_is_refused(database: Database) -> None:
