@@ -324,48 +324,6 @@ async def test_a_body_that_is_not_json_is_not_retried(
     assert len(fake[0].keys) == caught.value.unmetered_attempts == 1
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"code": 429, "message": "slow"}},
-        {"error": {"code": 429, "message": "slow"}, "choices": None},
-        {"choices": [broken_off(429)]},
-    ],
-)
-async def test_a_rate_limit_inside_a_200_puts_the_key_into_cooldown(
-    fake: tuple[FakeServer, str], client_of: MakeClient, body: dict[str, Any]
-) -> None:
-    fake[0].by_key[KEYS[0]] = answering(200, body)
-    client = client_of(KEYS[0], KEYS[1])
-    assert [(await client.answer(TURN)).key_number for _ in range(2)] == [2, 2]
-    assert fake[0].keys.count(KEYS[0]) == 1
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (
-            answering(403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"]}}}),
-            "answered 403: .*flagged",
-        ),
-        (
-            answering(401, {"error": {"code": 401, "message": "no", "metadata": {"provider_name": "Lab"}}}),
-            "answered 401: .*Lab",
-        ),
-        (answering(200, {"choices": [broken_off(403)]}), "answered 403: .*upstream"),
-    ],
-)
-async def test_a_refusal_unrelated_to_the_key_leaves_it_in_use(
-    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
-) -> None:
-    client = client_of(*KEYS)
-    fake[0].script = [reply, OK]
-    with pytest.raises(ProviderError, match=reason):
-        await client.answer(TURN)
-    assert not client.usage.cooldowns
-    assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
-
-
 async def test_client_errors_are_reported_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     fake[0].script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
     with pytest.raises(ProviderError, match=r"fake answered 400: .*bad model") as caught:
@@ -403,29 +361,6 @@ def by_model(**replies: Reply) -> Reply:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (429, {"message": "lab/one is temporarily rate-limited upstream", "code": 429}),
-        (403, {"message": "Project `p` does not have access to model `lab/one`", "code": "model_not_found"}),
-        (403, {"message": "Country, region, or territory not supported", "type": "request_forbidden"}),
-        (403, "no reason at all"),
-    ],
-)
-async def test_a_refused_model_does_not_stop_other_models(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, error: object
-) -> None:
-    fake[0].script = [by_model(one=answering(status, {"error": error}), two=OK)]
-    client = client_of(KEYS[0])
-    for _ in range(3):
-        with pytest.raises(
-            ProviderError, match=rf"for lab/one now: key 1 .* \({status}.*\) and is in cooldown for 30 s"
-        ):
-            await client.answer(TURN)
-        assert (await client.answer(TWO)).calls
-    assert len(fake[0].keys) == 4, "a model in cooldown is not asked for again"
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
         (402, {"message": "Insufficient Balance"}),
         (
             429,
@@ -453,30 +388,6 @@ async def test_a_key_out_of_credit_is_reported_and_probed(
     timer.now += 60
     server.script = [OK]
     assert (await client.answer(TWO)).calls, "it is tried once a minute, and no restart is needed"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"code": 402, "message": "This request requires more credits, or fewer max_tokens. You requested 64000."},
-        {"code": 402, "message": "Insufficient Balance", "metadata": {"provider_name": "Lab"}},
-    ],
-)
-async def test_a_402_about_one_request_affects_only_its_model(
-    fake: tuple[FakeServer, str], client_of: MakeClient, error: object
-) -> None:
-    server = fake[0]
-    server.script = [answering(402, {"error": error}), OK]
-    client = client_of(KEYS[0])
-    with pytest.raises(
-        ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and is in cooldown for 30 s"
-    ):
-        await client.answer(TURN)
-    namesake = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n"))
-    assert [(await client.answer(turn)).key_number for turn in (TWO, namesake)] == [1, 1]
-    with pytest.raises(ProviderError, match="cooldown"):
-        await client.answer(TURN)
-    assert client.outage() is None
 
 
 async def test_failing_models_are_no_outage_while_another_gets_answers(
@@ -520,34 +431,6 @@ async def test_an_outage_is_reported_until_the_provider_answers(
     server.by_key[KEYS[0]] = OK
     await client.answer(TURN)
     assert client.outage() is None
-
-
-async def test_an_account_out_of_credit_leaves_the_other_key_usable(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    fake[0].by_key[KEYS[0]] = answering(402)
-    client = client_of(KEYS[0], KEYS[1])
-    assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
-    assert fake[0].keys.count(KEYS[0]) == 1
-
-
-async def test_an_overloaded_server_gets_no_requests_for_its_retry_after(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    server, timer = fake[0], Timer()
-    server.script = [by_model(one=answering(503, None, Retry_After="45"), two=OK)]
-    client = client_of(KEYS[0], timer=timer)
-    for left_s in (45, 25):
-        with pytest.raises(
-            ProviderError, match=rf"key 1 was asked to wait .* \(503\) and is in cooldown for {left_s} s"
-        ):
-            await client.answer(TURN)
-        timer.now += 20
-    assert len(server.keys) == 1
-    assert (await client.answer(TWO)).calls
-    timer.now += 5
-    server.script = [OK]
-    assert (await client.answer(TURN)).calls
 
 
 @pytest.mark.parametrize(("status", "retry_after"), [(429, "12"), (503, "12")])
