@@ -433,21 +433,6 @@ async def test_an_outage_is_reported_until_the_provider_answers(
     assert client.outage() is None
 
 
-@pytest.mark.parametrize(("status", "retry_after"), [(429, "12"), (503, "12")])
-async def test_a_short_rest_is_waited_out(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, retry_after: str
-) -> None:
-    server, timer = fake[0], Timer()
-    server.script = [answering(status, None, Retry_After=retry_after), OK]
-    client = client_of(KEYS[0], timer=timer)
-    answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
-    assert answer.calls
-    assert answer.waited_s == pytest.approx(12, abs=0.1)
-    server.script = [answering(status, None, Retry_After=retry_after)]
-    with pytest.raises(ProviderError, match=r"cooldown for 12 s"):
-        await client.answer(msgspec.structs.replace(TURN, wait_max_s=8.0))
-
-
 async def test_zero_second_cooldowns_are_waited_out_a_few_times(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
