@@ -4,11 +4,13 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from benchmarks.bulk import language_models, seed_season
 from support.calls import Call
 from support.chromium import is_installed
 from support.reports import opened_report, report_data, rows_of
 
 from trader.agents.variants import VARIANTS
+from trader.commands.models_seed import sample_models
 from trader.database.pool import Database
 from trader.seasons.sql import report as store
 
@@ -28,23 +30,23 @@ CLOSE_SOONER = "UPDATE orders SET closed_at = opened_at + interval '59 seconds' 
 async def test_a_season_is_rendered_and_unexplained_equity_named(
     database: Database, dsn: str, call: Call, tmp_path: Path
 ) -> None:
-    assert (await call("models", "add", "--models", str(MODELS), "--history", "1")).code == 0
+    await seed_season(dsn, 1, language_models(MODELS), cycle=15, shown=False)
     made = await call("report", "--name", "<Season & one>")
     assert made.code == 0, made.err
     shown = report_data(tmp_path / "season.html")
     async with database.connection() as conn:
         accounts = await store.select_report_accounts(conn)
-        assert (len(accounts), len(shown["evidence"]["entrants"])) == (MODELS, len(VARIANTS))
+        assert len(accounts) == len(shown["evidence"]["entrants"]) == MODELS
         assert all(account.change == account.explained for account in accounts)
         assert sorted(
             (model["account"]["name"], model["account"]["equity"], model["change"]) for model in shown["models"]
         ) == sorted((account.name, str(account.equity), str(account.change)) for account in accounts)
-        assert await conn.execute(CHARGE_MORE, "apex-rules") == "UPDATE 1"
+        assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
     await _is_drawn(tmp_path)
     broken = await call("report")
     assert broken.code == 1
     assert "NOT explained by the books: the equity of 1 accounts" in broken.out
-    assert report_data(tmp_path / "season.html")["unexplained"] == ["apex-rules"]
+    assert report_data(tmp_path / "season.html")["unexplained"] == ["qwen-apex"]
     async with database.connection() as conn:
         await conn.execute(CLOSE_SOONER)  # which also moves what is closed since the last snapshot to before it
     await call("report")
@@ -61,7 +63,7 @@ async def _is_drawn(folder: Path) -> None:
     async with opened_report(folder / "season.html", folder) as tab:
         await tab.until("[...document.querySelectorAll('.chart')].every(host => host.querySelector('canvas'))")
         assert await tab.evaluate("document.querySelectorAll('.chart').length") == 2 * (len(VARIANTS) + 1) + 1
-        assert await tab.evaluate("document.querySelectorAll('#evidence tbody tr').length") == len(VARIANTS)
+        assert await tab.evaluate("document.querySelectorAll('#evidence tbody tr').length") == MODELS
         text = await tab.evaluate("document.querySelector('main').innerText")
         assert "<Season & one>: " in text
         assert "add up to the change of its equity, to the last digit" in text
@@ -92,7 +94,7 @@ SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at
 async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
     database: Database, dsn: str, call: Call, tmp_path: Path
 ) -> None:
-    assert (await call("models", "add", "--models", "2", "--history", "1")).code == 0
+    await seed_season(dsn, 1, sample_models(2), cycle=30, shown=False)
     async with database.connection() as conn:
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
     made = await call("report")

@@ -5,6 +5,7 @@ from typing import Final
 
 import asyncpg
 import pytest
+from benchmarks.bulk import language_models, seed_season
 from support.calls import Call
 from support.chromium import Tab, chromium_program, open_tab
 from support.process import serving
@@ -24,7 +25,7 @@ UPDATE tool_calls SET metadata = jsonb_build_object(
     'raw', jsonb_build_object('name', $${HOSTILE}$$, 'arguments', $${HOSTILE}$$),
     'decisions', jsonb_build_array(jsonb_build_object('symbol', $${HOSTILE}$$, 'side', $${HOSTILE}$$, 'quantity', 1)),
     'results', jsonb_build_array(jsonb_build_object('rule', $${HOSTILE}$$, 'reason', $${HOSTILE}$$)));
-UPDATE models SET logo = 'javascript:window.pwned=1', active = false
+UPDATE models SET logo = 'javascript:window.pwned=1'
 """
 """Texts inside of JSON, an address that runs a script, and rows that a season without faults does not have."""
 
@@ -69,7 +70,7 @@ async def test_text_from_users_and_models_is_never_interpreted(
     tmp_path: Path, dsn: str, database: Database, call: Call
 ) -> None:
     chromium_program()
-    assert (await call("models", "add", "--models", "4", "--history", "1")).code == 0
+    await seed_season(dsn, 1, language_models(4), cycle=30, shown=False)
     async with database.connection() as conn:
         written = await make_hostile(conn)
         assert written >= {"models.name", "models.router_model_name", "invocations.response", "orders.invalidation"}, (

@@ -390,6 +390,30 @@ async def test_a_key_out_of_credit_is_reported_and_probed(
     assert (await client.answer(TWO)).calls, "it is tried once a minute, and no restart is needed"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 402, "message": "This request requires more credits, or fewer max_tokens. You requested 64000."},
+        {"code": 402, "message": "Insufficient Balance", "metadata": {"provider_name": "Lab"}},
+    ],
+)
+async def test_a_402_about_one_request_affects_only_its_model(
+    fake: tuple[FakeServer, str], client_of: MakeClient, error: object
+) -> None:
+    server = fake[0]
+    server.script = [answering(402, {"error": error}), OK]
+    client = client_of(KEYS[0])
+    with pytest.raises(
+        ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and is in cooldown for 30 s"
+    ):
+        await client.answer(TURN)
+    namesake = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n"))
+    assert [(await client.answer(turn)).key_number for turn in (TWO, namesake)] == [1, 1]
+    with pytest.raises(ProviderError, match="cooldown"):
+        await client.answer(TURN)
+    assert client.outage() is None
+
+
 async def test_failing_models_are_no_outage_while_another_gets_answers(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
