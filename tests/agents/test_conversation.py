@@ -14,12 +14,10 @@ from support.chat_server import KEYS, FakeServer, Timer, answering, completion, 
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, run_one
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
-from trader.agents.domain.models import Model, ModelConfiguration, ProviderDefinition
+from trader.agents.domain.models import ProviderDefinition
 from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
-from trader.agents.sql.models import upsert_model
 from trader.core.errors import ProviderTimeout
-from trader.core.variant_id import VariantId
 from trader.database.pool import Database, Page
 from trader.settings.forms import Secret
 
@@ -287,21 +285,6 @@ async def test_a_run_that_has_not_traded_fails_with_the_true_reason(database: Da
         assert record.invocation.failure_reason == (
             "fake cannot be asked for lab/ada now: key 1 is out of credit (429: no quota) and is in cooldown for 600 s"
         )
-
-
-async def test_the_fields_of_a_model_reach_its_requests(database: Database) -> None:
-    async with real_client(database) as (floor, server, _):
-        own = ModelConfiguration(request={"reasoning_effort": "none", "temperature": None})
-        async with database.connection() as conn:
-            model = Model(
-                id="ada", name="Ada", variant=VariantId.APEX, provider="fake", router_model_name="lab/ada",
-                created_at=floor.clock.now(), configuration=own,
-            )  # fmt: skip
-            await upsert_model(conn, model)
-        (record,) = await floor.cycle()
-        assert record.invocation.status == "completed"
-        assert server.bodies[0]["reasoning_effort"] == "none"
-        assert "temperature" not in server.bodies[0]
 
 
 @pytest.mark.parametrize(("is_remote", "shown"), [(True, ["15m", "5m", "4h"]), (False, ["15m"])])

@@ -10,8 +10,9 @@ from time import monotonic
 import pytest
 from msgspec.structs import replace
 from support.loop_lag import LoopLag
-from support.slow_provider import slow_provider
 from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.trading_provider import call, trading_provider
+from support.trading_provider import opening as plan
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.providers.providers import make_providers
@@ -26,17 +27,21 @@ HOLD_MS_MAX = 50
 
 @asynccontextmanager
 async def slow_floor(database: Database, step_s: float, **settings: str) -> AsyncIterator[Floor]:
-    """A trading floor of twenty models of all variants, with a slow provider in another process."""
-    async with (
-        slow_provider(step_s) as url,
-        open_floor(database, OPENAI_BASE_URL=url, MAX_PARALLEL_MODELS=str(MODELS), **settings) as floor,
-    ):
-        providers = make_providers(floor.settings)
-        floor.agents = InvocationScheduler(replace(floor.services, providers=providers))
-        for number in range(MODELS):
-            await floor.add(f"m{number:02}", variant=list(VariantId)[number % 4], provider="openai")
-        yield floor
-        await providers.close()
+    """A trading floor of twenty models of all variants, with a slow provider in another thread."""
+    with trading_provider() as provider:
+        provider.delays_s = {f"lab/m{number:02}": step_s for number in range(MODELS)}
+        provider.always = [
+            call(1, "fetchIndicators", symbol="BTC", interval="1m"),
+            call(2, "createPosition", **plan("SOL", 0.5)),
+        ]
+        place = {"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": "sk-any-0001", "MAX_PARALLEL_MODELS": str(MODELS)}
+        async with open_floor(database, **place, **settings) as floor:
+            providers = make_providers(floor.settings)
+            floor.agents = InvocationScheduler(replace(floor.services, providers=providers))
+            for number in range(MODELS):
+                await floor.add(f"m{number:02}", variant=list(VariantId)[number % 4], provider="openai")
+            yield floor
+            await providers.close()
 
 
 @pytest.mark.slow

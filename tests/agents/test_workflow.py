@@ -1,9 +1,7 @@
 """The trading workflow on a real database and exchange: the actions of an invocation, its end, and its record."""
 
 import asyncio
-import logging
 import zlib
-from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
@@ -11,15 +9,11 @@ from typing import Any, Literal
 import msgspec
 import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from support.scripted import START
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, results_seen, run_one
 
 from trader.agents.domain.invocations import invocation_id
 from trader.agents.domain.view import SERIES_SHOWN
-from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
-from trader.agents.providers.providers import PROVIDERS
 from trader.agents.sql.invocations import select_payloads, select_steps
 from trader.agents.variants import VARIANTS
 from trader.core.clock import iso
@@ -29,7 +23,6 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Database, Page
 from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Quote
-from trader.settings.forms import Secret
 
 # --- actions of a run -------------------------------------------------------------------------------------------------
 
@@ -181,14 +174,6 @@ async def test_guard_refuses_and_the_model_sees_why(floor: Floor) -> None:
     assert results_seen(floor.provider.turns[1])[0]["reason"] == "Leverage 11 is above the 10 that your variant allows."
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
-
-
-async def test_reversal_soon_after_is_refused_across_invocations(floor: Floor) -> None:
-    await run_one(floor, calling(opening()), hold("in"))
-    short = opening(side="SHORT", stop=99_000, target=90_000)
-    record = await run_one(floor, calling(("closePosition", {"symbol": "BTC"}), short), hold("x"))
-    assert [call.status for call in record.tool_calls] == ["ok", "rejected", "ok"]
-    assert record.tool_calls[1].metadata["results"][0]["rule"] == "reversal"
 
 
 async def test_a_refusal_by_the_exchange_is_recorded_as_rejected(floor: Floor) -> None:
@@ -379,70 +364,6 @@ async def test_messages_and_raw_answers_are_kept(floor: Floor) -> None:
         "tool",
     ]
     assert kept["answers"] == ['{"said": 1}', '{"said": 1}']
-
-
-async def test_the_same_script_gives_the_same_rows(dsn: str, database: Database) -> None:
-    tables = ("invocations", "invocation_steps", "tool_calls", "orders", "fills")
-    seen = []
-    for _ in range(2):
-        async with open_floor(database) as floor:
-            await floor.add("ada", "bob")
-            for name in ("ada", "bob"):
-                floor.provider.scripts[name] = [calling(opening(), text="in"), hold("so")]
-            await floor.cycle()
-        async with database.connection() as conn:
-            seen.append(
-                [[dict(row) for row in await conn.fetch(f"SELECT * FROM {t} ORDER BY 1, 2, 3")] for t in tables]
-            )
-            await conn.execute("TRUNCATE models, accounts, service_state, last_marks, chain_links CASCADE")
-    assert seen[0] == seen[1]
-    assert all(seen[0])
-
-
-async def test_a_failing_invocation_reveals_no_key(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    key = "sk-very-secret-0123456789"
-    replies = iter(
-        [
-            web.json_response({"error": f"bad gateway for {key}"}, status=502),
-            web.json_response({"choices": [{"message": {"content": f"I was called with {key}", "tool_calls": [
-                {"id": key, "function": {"name": "holdin", "arguments": f'{{"reason": "{key}"}}'}}
-            ]}}]}),
-            web.json_response({"error": {"message": f"Incorrect API key provided: {key}"}}, status=400),
-        ]
-    )  # fmt: skip
-
-    async def reply(request: web.Request) -> web.StreamResponse:
-        assert request.headers["Authorization"] == f"Bearer {key}"
-        return next(replies)
-
-    app = web.Application()
-    app.router.add_post("/chat/completions", reply)
-    caplog.set_level(logging.DEBUG)
-    async with TestServer(app) as server, AsyncExitStack() as stack:
-        row = msgspec.structs.replace(PROVIDERS["openai"], base_url=str(server.make_url("/")))
-        client = ProviderClient(row, ProviderAccess([Secret(key)]), AttemptTiming(backoff_s=0))
-        floor = await stack.enter_async_context(open_floor(database, provider=client, OPENAI_API_KEY=key))
-        await floor.add("ada", provider="openai")
-        (record,) = await floor.cycle()
-        await client.close()
-        async with database.connection() as conn:
-            rows = [
-                str(dict(row))
-                for table in ("invocations", "invocation_steps", "tool_calls", "models")
-                for row in await conn.fetch(f"SELECT * FROM {table}")
-            ]
-            (packed,) = (await select_payloads(conn, [record.invocation])).values()
-    produced = [
-        caplog.text,
-        *rows,
-        repr(floor.events),
-        repr(client),
-        repr(floor.settings),
-        str(zlib.decompress(packed)),
-    ]
-    assert "I was called with ***" in "".join(rows), "the answer did come through"
-    assert record.invocation.status == "failed"
-    assert not [text for text in produced if key in text]
 
 
 @pytest.mark.parametrize(("thinking", "answered_s", "price"), [("on", 22, "94200.1"), ("off", 2, "94000.1")])

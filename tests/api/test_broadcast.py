@@ -86,18 +86,6 @@ def test_frames_are_server_sent_events() -> None:
     assert frame(b"{}", "batch:complete") == b"event: batch:complete\ndata: {}\n\n"
 
 
-async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
-    broadcaster = Broadcaster("trades")
-    subscribers = [join(broadcaster) for _ in range(50)]
-    with pytest.raises(Unavailable, match="50 places") as refusal:
-        join(broadcaster)
-    assert refusal.value.retry_after_s >= 1
-    broadcaster.unsubscribe(subscribers[7])
-    broadcaster.unsubscribe(subscribers[7])
-    assert len(broadcaster) == 49
-    join(broadcaster)
-
-
 async def test_only_the_newest_state_is_kept() -> None:
     broadcaster = Broadcaster("positions")
     subscriber = join(broadcaster)
@@ -259,18 +247,6 @@ async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
         newcomer = join(broadcaster)
         source.gate.set()
         assert await taken(newcomer) == b"data: 1\n\n"
-
-
-async def test_events_between_two_loads_share_the_next() -> None:
-    source = Source()
-    async with running(source, spacing_s=0.05) as broadcaster:
-        subscriber = join(broadcaster)
-        began = asyncio.get_running_loop().time()
-        await taken(subscriber)
-        while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
-            broadcaster.changed()
-            await turns(1)
-        assert 2 <= source.loads <= elapsed_s / 0.05 + 2
 
 
 async def test_new_subscribers_do_not_delay_common_messages() -> None:

@@ -1,15 +1,12 @@
 """A fresh service on an empty database, before it has models, trades or prices."""
 
 import asyncio
-import socket
 from datetime import timedelta
 from typing import Any
 
 import orjson
-import pytest
-from aiohttp import ClientSession, TCPConnector
 from support.composed import composed
-from support.served import HOST, Client
+from support.served import Client
 
 from trader.api.streams import ROUTES
 
@@ -94,21 +91,3 @@ async def test_a_venue_that_is_unreachable_from_the_start_is_unhealthy_within_a_
         assert REFUSED in detailed["market"]["trouble"]
         async with client.get("/health/live") as response:
             assert response.status == 200
-
-
-@pytest.mark.slow
-async def test_another_address_takes_a_slot_of_a_full_stream(dsn: str) -> None:
-    async with (
-        composed(dsn) as (service, client),
-        ClientSession(connector=TCPConnector(limit=0)) as local,
-        ClientSession(connector=TCPConnector(local_addr=("127.0.0.2", 0), family=socket.AF_INET)) as other,
-    ):
-        url = f"http://{HOST}:{client.port}/api/events/trades"
-        opened = [await local.get(url) for _ in range(50)]
-        assert {response.status for response in opened} == {200}
-        newcomer = await other.get(url)
-        assert newcomer.status == 200
-        assert service.broadcasters.all["trades"].dropped == 1
-        assert len(service.broadcasters.all["trades"]) == 50
-        for response in (*opened, newcomer):
-            response.close()

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import logging
 import re
 import socket
 import time
@@ -15,7 +14,6 @@ import msgspec
 import pytest
 from aiohttp import web
 from support.manual_clock import ManualClock
-from support.run_profile import is_nightly
 from support.served import make_stream_app
 from support.sse import RUN, workflow_step
 from support.waiting import turns, until
@@ -24,7 +22,6 @@ from trader.agents.calls import EndedBy
 from trader.api.schemas.models import FinishedStatus
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Broadcasters, Timing
-from trader.core.errors import Unavailable
 from trader.core.events import (
     ConversationsChanged,
     EventBus,
@@ -445,49 +442,6 @@ async def test_a_stalled_reader_is_disconnected_and_slows_no_one(name: str, kept
         await service.emptied()
 
 
-async def test_a_slow_reader_gets_the_newest_state() -> None:
-    async with serving() as service, streaming(service, "positions", buffer_bytes=4096) as client:
-        await client.event()
-        for number in range(300):
-            service.broadcasters.states["positions"].send(
-                StateMessage("positions", b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000)))
-            )
-            await turns(1)
-        seen: list[int] = []
-        while not seen or seen[-1] < 299:
-            seen.append((await client.event())[1][0])
-        assert seen == sorted(seen)
-        assert len(seen) < 100  # 15 MB were sent, and everything beyond the sockets' buffers was replaced
-
-
-async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
-    async with serving() as service, streaming(service, "workflow", buffer_bytes=4096) as client:
-        await client.event()
-        text = "long " * 2000
-        for _ in range(200):  # 2 MB, more than sockets and backlog hold
-            service.events.publish(workflow_step(START, 1, text))
-            await turns(1)
-        assert service.broadcasters.workflow.dropped == 1
-        await service.emptied()
-        with pytest.raises((EOFError, OSError)):
-            await client.drain()
-
-
-async def test_a_state_that_cannot_be_loaded_is_refused() -> None:
-    async with serving() as service:
-        service.sources["positions"].error = Unavailable("The database cannot be reached now.", retry_after_s=3)
-        service.sources["trades"].error = KeyError("secret")
-        async with streaming(service, "positions") as client:
-            assert (client.status, client.headers["retry-after"]) == (503, "3")
-            assert await client.json() == {"error": "The database cannot be reached now."}
-        async with streaming(service, "trades") as client:
-            assert client.status == 500
-            assert await client.json() == {"error": "Internal server error"}
-        service.sources["positions"].error = None
-        async with streaming(service, "positions") as client:
-            assert await client.event() == (None, [0])
-
-
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "PATCH"])
 async def test_streams_accept_only_get(method: str) -> None:
     async with serving() as service:
@@ -548,15 +502,3 @@ async def test_shutdown_ends_all_streams_including_stalled_ones(messages: int) -
                 await client.event()
         for client in (*clients, stalled):
             client.writer.close()
-
-
-async def test_no_error_is_logged_when_clients_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        async with serving(ping_s=0.01) as service:
-            for reset in (True, False) * (10 if is_nightly() else 2):
-                for name in STREAMS:
-                    client = await Client.get(service, f"/api/events/{name}")
-                    await client.head()
-                    client.vanish(reset=reset)
-            await service.emptied()
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

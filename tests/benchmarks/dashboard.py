@@ -3,7 +3,6 @@
   scripts/benchmark dashboard    100 models, 30 days (made first, which takes minutes)
   scripts/benchmark dashboard --quick    100 models, 3 days
   scripts/benchmark dashboard --folder DIR    keeps the season there, and opens the one that is there already
-  scripts/benchmark dashboard --views MINUTES    what each view sends and moves meanwhile, instead (dashboard_views.py)
 
 `first chart` is the time from the navigation until the chart shows its data, `longest task` the longest time for which
 the main thread was blocked, from the navigation until 15 seconds of live updates later, and `of its own` the longest of
@@ -12,25 +11,24 @@ these in processor time: on a busy machine the former includes waiting. Exit cod
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.bulk import language_models, seed_season
-from benchmarks.dashboard_views import TRACED, longest_of_its_own, measure_views, trace
-from benchmarks.figures import Figures, temporary_folder
+from benchmarks.figures import temporary_folder
 from support.chromium import Tab, open_tab
 from support.process import ServiceProcess, serving
 
-from trader.agents.models_file import ModelEntry
-from trader.commands.models_seed import sample_models
 from trader.composition.external import make_source
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.settings.settings import Settings
 
+TRACED: Final = {"includedCategories": ["toplevel"]}
 FIRST_CHART_MS: Final = 1000.0
 LONGEST_TASK_MS: Final = 100.0
 LOADS: Final = 5
@@ -56,28 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 days instead of 30")
     parser.add_argument("--folder", type=Path, help="of the season; default: a temporary one")
-    parser.add_argument("--views", type=float, metavar="MINUTES", help="open every view for so long, of 3 days")
-    parser.add_argument("--jumps", action="store_true", help="with --views: write every jump to the standard error")
     options = parser.parse_args(arguments)
     with temporary_folder() as scratch:
         folder = options.folder or scratch / "season"
-        days = 3 if options.quick or options.views else 30
-        entries = sample_models(100) if options.views else language_models(100)  # which do not trade without a key
         if not folder.exists():
-            asyncio.run(seed(folder, days, entries))
-        if options.views:
-            figures = Figures()
-            asyncio.run(measure_views(figures, folder, options.views, shows_jumps=options.jumps))
-            return figures.exit_code
+            asyncio.run(seed(folder, 3 if options.quick else 30))
         return asyncio.run(measure(folder, scratch))
 
 
-async def seed(folder: Path, days: int, entries: Sequence[ModelEntry]) -> None:
+async def seed(folder: Path, days: int) -> None:
     """Write the season into the database of a demo in this folder."""
     folder.mkdir(parents=True)
     async with EmbeddedPostgres(folder / EMBEDDED_FOLDER) as server:
         name = database_name(make_source(Settings.load({}, None, demo=True)).identity)
-        await seed_season(await server.ensure_database(name), days, entries)
+        await seed_season(
+            await server.ensure_database(name), days, language_models(100)
+        )  # they do not trade without a key
 
 
 async def measure(folder: Path, scratch: Path) -> int:
@@ -134,6 +126,30 @@ async def wire_bytes(service: ServiceProcess) -> int:
                 text = await response.text()
             paths |= {part.partition('"')[0] for part in text.split('="')[1:] if part.startswith("/assets/")}
     return total
+
+
+async def trace(tab: Tab) -> list[dict[str, Any]]:
+    """End a trace and return its events."""
+    await tab.command("Tracing.end")
+    handle = (await tab.event("Tracing.tracingComplete"))["stream"]
+    result: dict[str, Any] = {"eof": False}
+    parts: list[str] = []
+    while not result["eof"]:
+        result = await tab.command("IO.read", handle=handle)
+        parts.append(result["data"])
+    events: list[dict[str, Any]] = json.loads("".join(parts))["traceEvents"]
+    return events
+
+
+def longest_of_its_own(events: list[dict[str, Any]]) -> float:
+    """Return the processor time of the longest task on a main thread, in milliseconds."""
+    threads = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    tasks = (event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in threads)
+    return max((task.get("tdur", 0) for task in tasks), default=0) / 1000
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 import uvloop
 from benchmarks.bulk import language_models, seed_season
-from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
 from support.service_context import make_context
 
@@ -44,7 +43,7 @@ from trader.core.clock import SystemClock
 from trader.core.errors import NotFound
 from trader.core.events import EventBus
 from trader.database.embedded.server import EmbeddedPostgres
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.database.schema import apply_schema
 from trader.exchange.domain.account import Account
 from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_processed_until
@@ -64,6 +63,7 @@ THREADED_CHANGED_MS: Final = {"trading.getPortfolioHistory": 1500.0, "analytics.
 
 HOLD_MS: Final = 50.0
 TICK_S: Final = 0.001
+STATEMENT_S: Final = 600.0
 
 INSERT_BASELINES: Final = """
 WITH chosen AS (
@@ -128,6 +128,28 @@ RAW_INVOCATIONS: Final = """
 SELECT * FROM invocations i JOIN tool_calls c ON c.invocation_id = i.id
 WHERE i.started_at >= $1 ORDER BY i.started_at DESC LIMIT 50
 """
+
+
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    """Milliseconds."""
+    began_s = time.perf_counter()
+    await work()
+    return (time.perf_counter() - began_s) * 1000
+
+
+async def end_of_season(conn: Connection) -> datetime:
+    """Return the time up to which the models traded."""
+    end = await select_processed_until(conn)
+    if end is None:
+        raise SystemExit("there is no season in this database")
+    return end
+
+
+DELETE_WRITTEN: Final = (
+    "DELETE FROM portfolio_snapshots WHERE created_at >= $1",
+    "DELETE FROM portfolio_hourly WHERE hour >= $1",
+    "DELETE FROM variant_hourly WHERE hour >= $1",
+)
 
 
 class Case(NamedTuple):
@@ -354,14 +376,6 @@ async def raw_ms(dsn: str, case: Case) -> float:
     return median(took)
 
 
-async def forget_database(dsn: str, name: str) -> None:
-    """Drop a database on the same server."""
-    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
-    async with database.connection() as conn:
-        await conn.execute(f"DROP DATABASE IF EXISTS {name}")
-    await database.close()
-
-
 async def check(dsn: str) -> bool:
     """Print and return whether the books balance."""
     database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
@@ -401,9 +415,6 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
         if dsn is None:
             dsn = await seeded(server, quick=options.quick)
         results = [await check(dsn), await measure(dsn, options.calls, options.changes)]
-        if options.database_url is None:  # both databases must be on the same server for a comparison
-            await forget_database(dsn, "empty")
-            results.append(await measure_writes(dsn, await server.ensure_database("empty")))
     return all(results)
 
 

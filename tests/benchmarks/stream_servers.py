@@ -1,22 +1,16 @@
-"""Servers of the stream benchmark: the service's event streams, and a minimal server in their place.
-
-The reference is a plain asyncio protocol without an HTTP framework, loading or queues, which writes the same bytes to
-its connections in one loop.
-"""
+"""The server of the stream benchmark: the service's event streams without the loading of their states."""
 
 import asyncio
 import time
 from datetime import UTC, datetime
-from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from benchmarks.stream_readers import STREAMS, Readers
 from support.served import make_stream_app
 from support.sse import workflow_step
 
-from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
-from trader.api.stream_messages import frame
-from trader.api.streams import HEADERS, Broadcasters, Timing
+from trader.api.connections import ConnectionLimits, HttpServer, bind
+from trader.api.streams import Broadcasters, Timing
 from trader.core.clock import SystemClock
 from trader.core.events import ConversationsChanged, EventBus, MarketChecked
 from trader.exchange.events import TradesChanged
@@ -75,63 +69,7 @@ class Service:
         await self._server.stop()
 
 
-class BareProtocol(asyncio.Protocol):
-    def __init__(self, connected: "dict[BareProtocol, None]") -> None:
-        self._connected = connected
-        self.is_behind = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
-
-    def data_received(self, data: bytes) -> None:
-        head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
-        self.transport.write(f"HTTP/1.1 200 OK\r\n{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        self.is_workflow = b"workflow" in data
-        self._connected[self] = None
-
-    def pause_writing(self) -> None:
-        self.is_behind = True
-
-    def resume_writing(self) -> None:
-        self.is_behind = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connected.pop(self, None)
-
-
-class Bare:
-    """The reference server."""
-
-    def __init__(self) -> None:
-        self._connected: dict[BareProtocol, None] = {}
-
-    async def start(self) -> int:
-        loop = asyncio.get_running_loop()
-        make = partial(BareProtocol, self._connected)
-        self._server = await loop.create_server(make, "127.0.0.1", 0, backlog=WAITING_MAX)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def publish(self) -> int:
-        sent_ns = time.time_ns()
-        large, small = frame(state(sent_ns)), frame(state(sent_ns)[:80] + b'"}]', "workflow:step")
-        chunks = {False: b"%x\r\n%b\r\n" % (len(large), large), True: b"%x\r\n%b\r\n" % (len(small), small)}
-        for protocol in self._connected:
-            if not protocol.is_behind:
-                protocol.transport.write(chunks[protocol.is_workflow])
-        return sent_ns
-
-    def connected(self) -> int:
-        return len(self._connected)
-
-    present = connected
-
-    async def stop(self) -> None:
-        for protocol in list(self._connected):
-            protocol.transport.abort()
-        self._server.close()
-
-
-async def followed(server: Service | Bare, port: int, subscribers: int, ping_s: float) -> Readers:
+async def followed(server: Service, port: int, subscribers: int, ping_s: float) -> Readers:
     """Start `subscribers` well-behaved readers of every stream, and wait until all have their first state."""
     readers = Readers(port, subscribers, ping_s)
     await readers.start()

@@ -12,8 +12,7 @@ loop is idle long before the next update, otherwise a queue would be measured; t
 that the service uses, and the share that the host took away.
 
 Arrival times come from the kernel (`stream_readers`). After the warm-up every update and every well-behaved subscriber
-counts. After each session all callers leave. The reference, which alternates with the service, is a bare loop that
-writes the same states to the same callers. Exit code 1 if one of these does not hold:
+counts. After each session all callers leave. Exit code 1 if one of these does not hold:
 
 - an update reaches the last well-behaved socket within 20 ms at p99 (not judged with `--shared`: other processes use
   the machine)
@@ -40,7 +39,7 @@ import uvloop
 from benchmarks.figures import Figures
 from benchmarks.stream_bytes import measure_bytes
 from benchmarks.stream_readers import STREAMS, Arrivals, pin_server, resident_bytes, start_caller, stolen_s
-from benchmarks.stream_servers import Bare, Service, followed
+from benchmarks.stream_servers import Service, followed
 from support.sse import workflow_step
 
 from trader.api.requests import REQUESTS
@@ -94,7 +93,7 @@ class Sessions:
     lasted_s: float = 0.0
     left: int = 0
 
-    async def run(self, server: Service | Bare, port: int, rounds: int) -> None:
+    async def run(self, server: Service, port: int, rounds: int) -> None:
         """Publish `rounds` updates to all callers, which then leave."""
         readers = await followed(server, port, SUBSCRIBERS, TIMING.ping_s)
         abusers = await start_caller("benchmarks.stream_abuse", str(port))
@@ -105,7 +104,7 @@ class Sessions:
         assert abusers.returncode == 0
         self.left += await left(server)
 
-    async def _publish(self, server: Service | Bare, rounds: int) -> list[int]:
+    async def _publish(self, server: Service, rounds: int) -> list[int]:
         loop = asyncio.get_running_loop()
         began_s, began_busy_s, began_stolen_s = loop.time(), time.process_time(), stolen_s()
         marks_ns = []
@@ -120,7 +119,7 @@ class Sessions:
         return marks_ns
 
 
-async def left(server: Service | Bare) -> int:
+async def left(server: Service) -> int:
     """Return how many subscribers and connections are left after all callers have gone."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + LEAVE_WAIT_S
@@ -130,39 +129,26 @@ async def left(server: Service | Bare) -> int:
 
 
 async def measure(figures: Figures, rounds: int, *, is_shared: bool) -> int:
-    service, reference = LoadedService(), Bare()
-    port, reference_port = await service.start(), await reference.start()
-    warm, measured, bare = Sessions(), Sessions(), Sessions()
-
-    async def refer() -> None:
-        if not is_shared:  # then times are not judged, so they need no reference
-            await bare.run(reference, reference_port, max(10, rounds // 30))
-
+    service, warm, measured = LoadedService(), Sessions(), Sessions()
+    port = await service.start()
     await warm.run(service, port, max(WARM_ROUNDS_MIN, rounds // 6))
-    await refer()
     for _ in range(SESSIONS):
         await measured.run(service, port, rounds // SESSIONS)
-        await refer()
     await service.stop()
-    await reference.stop()
-    return show(figures, service, warm, measured, None if is_shared else bare)
+    return show(figures, service, warm, measured, is_shared=is_shared)
 
 
-def show(figures: Figures, service: LoadedService, warm: Sessions, measured: Sessions, bare: Sessions | None) -> int:
+def show(figures: Figures, service: LoadedService, warm: Sessions, measured: Sessions, *, is_shared: bool) -> int:
     arrivals = measured.arrivals
     print(
         f"{len(STREAMS)} streams with {SUBSCRIBERS} well-behaved subscribers, {measured.peak_subscribers} at most; "
         f"{service.requested()} connections, of which {service.dropped()} were dropped as too slow"
     )
-    for name, sessions in (("service", measured), *((("reference", bare),) if bare else ())):
-        busy, stolen = sessions.busy_s / sessions.lasted_s, sessions.stolen_s / sessions.lasted_s
-        print(f"{name}: core busy {busy:.0%}, taken by other guests of the host {stolen:.1%}")
+    busy, stolen = measured.busy_s / measured.lasted_s, measured.stolen_s / measured.lasted_s
+    print(f"core busy {busy:.0%}, taken by other guests of the host {stolen:.1%}")
     for share, at_most in ((0.5, None), (0.99, P99_MAX_MS), (1.0, None)):
-        figures.show(
-            f"update at the last socket, p{100 * share:g}", arrivals.last_ms_at(share), "ms",
-            reference=("bare loop", bare.arrivals.last_ms_at(share)) if bare else None,
-            at_most=at_most, is_judged=bare is not None,
-        )  # fmt: skip
+        what = f"update at the last socket, p{100 * share:g}"
+        figures.show(what, arrivals.last_ms_at(share), "ms", at_most=at_most, is_judged=not is_shared)
     figures.show("updates of which a subscriber got only the next", arrivals.superseded, "")
     figures.show("updates that a subscriber never got", arrivals.missing, "", at_most=0)
     figures.show("well-behaved subscribers disconnected", arrivals.lost, "", at_most=0)

@@ -16,7 +16,6 @@ from trader.core.statistics import EquityPoint
 
 MIDNIGHT = datetime(2025, 1, 1, tzinfo=UTC)
 
-equities = st.floats(min_value=1.0, max_value=1e7)
 pnls = st.lists(st.floats(min_value=-1e6, max_value=1e6).map(lambda pnl: round(pnl, 4)), max_size=60)
 
 
@@ -88,22 +87,6 @@ def test_the_first_day_counts_from_the_capital() -> None:
 
 
 # Ratios of the equity series
-
-
-@given(st.lists(equities, min_size=11, max_size=40))
-def test_sharpe_and_sortino_match_their_formulas(closes: list[float]) -> None:
-    returns = numpy.diff(closes) / closes[:-1]
-    spread = float(numpy.std(returns, ddof=1))
-    assume(spread > 1e-9 * float(numpy.max(numpy.abs(returns))))
-    expected = float(numpy.mean(returns)) / spread * math.sqrt(365)
-    assert sharpe(closing(*closes)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    downside = math.sqrt(float(numpy.mean(numpy.minimum(returns, 0) ** 2)))
-    assume(downside == 0 or downside > 1e-9 * float(numpy.max(numpy.abs(returns))))  # less is rounding
-    ratio = sortino(closing(*closes))
-    if downside > 0:
-        assert ratio == pytest.approx(float(numpy.mean(returns)) / downside * math.sqrt(365), rel=1e-6, abs=1e-6)
-    else:
-        assert ratio == math.inf
 
 
 def test_sharpe_computed_by_hand() -> None:

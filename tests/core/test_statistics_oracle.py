@@ -1,7 +1,6 @@
 """The ratios agree with an independent library."""
 
 import math
-import statistics as plain
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -14,12 +13,9 @@ from trader.core.statistics import (
     calmar_ratio,
     daily_closes,
     daily_returns,
-    decision_quality,
-    deviation,
     max_drawdown,
     sharpe_ratio,
     sortino_ratio,
-    trade_signal_to_noise,
 )
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
@@ -55,14 +51,3 @@ def test_ratios_agree_with_empyrical() -> None:
         assert drawdown.percent == _close(-100 * fall), seed
         annual = empyrical.annual_return(daily, annualization=365)
         assert calmar_ratio(closes, drawdown) == _close(annual / abs(fall)), seed
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_figures_of_trades_agree_with_numpy(seed: int) -> None:
-    rng = Random(seed)
-    trades = [(rng.uniform(30, 95), rng.gauss(1, 80)) for _ in range(rng.randrange(3, 400))]
-    pnls = numpy.array([pnl for _, pnl in trades])
-    assert deviation(list(pnls)) == _close(numpy.std(pnls, ddof=1))
-    assert trade_signal_to_noise(list(pnls)) == _close(numpy.mean(pnls) / numpy.std(pnls, ddof=1))
-    assert decision_quality(trades) == _close(numpy.corrcoef(numpy.array(trades).T)[0, 1])
-    assert plain.median(pnls) == _close(numpy.median(pnls))

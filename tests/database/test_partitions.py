@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
-from support.records import START, add_model, make_snapshot
+from support.records import START, make_snapshot
 from support.tables import SELECT_IS_WAITING
 
 from trader.core.errors import Unavailable
-from trader.core.variant_id import VariantId
 from trader.database.partitions import (
     PARTITIONED_TABLES,
     WEEK,
@@ -131,19 +130,3 @@ async def test_the_next_run_makes_up_for_a_deadlocked_drop(database: Database) -
         assert sorted(dropped) == sorted(
             f"{table}_{week}" for table in PARTITIONED_TABLES for week in ("20260302", "20260309")
         )
-
-
-async def test_a_year_of_weeks_keeps_the_retention_and_the_whole_rollup(database: Database) -> None:
-    retention = timedelta(days=35)
-    async with database.connection() as conn:
-        await add_model(conn, "one")
-        for week in range(53):
-            now = START + week * WEEK
-            await ensure_partitions(conn, now)
-            await store.insert_snapshots(conn, [make_snapshot("one", now, str(week))])
-            await drop_partitions_before(conn, now - retention)
-            assert len(await _children(conn)) <= 8
-        raw = await conn.fetchval("SELECT count(*) FROM portfolio_snapshots")
-        history = await store.select_variant_hours(conn, START)
-    assert raw == 6
-    assert [(variant, int(value)) for variant, _, value in history] == [(VariantId.APEX, week) for week in range(53)]

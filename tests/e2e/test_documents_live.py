@@ -52,7 +52,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "docs/live.md": {".venv/bin/pip install": "installs the venue's SDK into the environment of the tests"},
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
-        "trader reproduce": "names an invocation of another run; tests/e2e/test_reproduce_live.py has its own",
+        "trader reproduce": "names an invocation of another run; tests/agents/test_reproduction.py has its own",
         "scripts/seed_accounts.py": "tests/e2e/test_seeding_live.py runs them beside a service that trades the models",
     },
     "docs/operation.md": {

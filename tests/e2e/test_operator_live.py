@@ -1,6 +1,5 @@
 """Operator commands, called in this process, against the running service, and across a kill."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import asyncpg
 import pytest
 from support.calls import Call
 from support.process import ServiceProcess, run_command, serving
-from support.waiting import becomes, until
+from support.waiting import becomes
 
 pytestmark = pytest.mark.processes
 
@@ -19,12 +18,6 @@ async def buy(service: ServiceProcess, account: str = "me", symbol: str = "BTC",
     asked = {"accountId": account, "symbol": symbol, "side": "buy", "quantity": 0.02, "leverage": 5, **more}
     answer: dict[str, Any] = (await service.call("simulator.placeOrder", **asked))["order"]
     return answer
-
-
-async def shown_halts(service: ServiceProcess) -> list[dict[str, Any]]:
-    """The halts of its health report, whatever its health."""
-    _, report = await service.get("/health")
-    return list(report.get("halts", []))
 
 
 async def halts(service: ServiceProcess) -> list[dict[str, Any]]:
@@ -135,46 +128,6 @@ async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_surviv
         await other.close()
 
 
-async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
-    tmp_path: Path, dsn: str, call: Call
-) -> None:
-    slow = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "3000"}
-    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
-        for account in ("one", "two", "three"):
-            assert (await buy(service, account))["status"] == "filled"
-        assert await service.stop() == 0
-    async with serving(tmp_path, **slow) as service:
-        flatten = asyncio.ensure_future(call("flatten", "--yes"))
-        await until(lambda: any(b"flatten of all accounts, requested by" in line for line in service.log))
-        await service.kill()
-    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
-        output = await flatten
-        assert output.code == 0, output
-        for account in ("one", "two", "three"):
-            assert f"closed: {account}: LONG 0.02 BTC" in output.out, output.out
-            assert await service.call("trading.getPositions", modelId=account) == []
-        assert (await buy(service, "one"))["status"] == "rejected"
-
-
-async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str, call: Call) -> None:
-    """The fee of one order exceeds this account's loss limit."""
-    limits = {"MAX_DRAWDOWN_PERCENT": "0.02", "FLATTEN_ON_LIMIT": "on", "DATABASE_URL": dsn, **QUICKLY}
-    async with serving(tmp_path, **limits) as service:
-        assert (await buy(service, quantity=0.1))["status"] == "filled"
-        await becomes(lambda: service.call("trading.getPositions", modelId="me"), [])
-        mine = [halt for halt in await halts(service) if halt.get("accountId") == "me"]
-        assert [halt["cause"] for halt in mine] == ["drawdown"]
-        assert "the limit is 0.02 %" in mine[0]["reason"]
-        assert "below 10000.00, its peak" in (await buy(service))["reason"]
-        await service.kill()
-    async with serving(tmp_path, **limits) as service:
-        assert "me" in [halt.get("accountId") for halt in await halts(service)]
-        assert (await buy(service))["status"] == "rejected"
-        assert (await call("resume", "--account", "me")).code == 0
-        assert (await buy(service, quantity=0.001))["status"] == "filled", "losses count from now on"
-        assert service.traceback().count("limit: equity") == len(service.traceback().splitlines())
-
-
 async def test_commands_work_on_the_embedded_database(open_folder: Path) -> None:
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
@@ -186,20 +139,6 @@ async def test_commands_work_on_the_embedded_database(open_folder: Path) -> None
     assert (code, value["halts"]) == (0, []), value
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
-
-
-async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: str, call: Call) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    async with (
-        serving(tmp_path / "a", DATABASE_URL=dsn, **QUICKLY) as leader,
-        serving(tmp_path / "b", DATABASE_URL=dsn, **QUICKLY) as standby,
-    ):
-        assert (await call("halt")).code == 0
-        await until(lambda: shown_halts(standby))
-        await leader.kill()
-        await becomes(standby.role, "leader")
-        assert (await buy(standby))["status"] == "rejected"
 
 
 @pytest.mark.parametrize(
@@ -214,21 +153,3 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
 async def test_impossible_commands_are_reported(call: Call, arguments: tuple[str, ...], code: int, output: str) -> None:
     outcome = await call(*arguments)
     assert (outcome.code, output in outcome.out + outcome.err) == (code, True), outcome
-
-
-async def test_an_unusable_database_is_reported_without_its_password(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cr3t@127.0.0.1:1/trader")
-    output = await call("halt")
-    assert output.code == 1
-    assert "127.0.0.1:1/trader cannot be used now: not reachable" in output.err
-    assert "s3cr3t" not in output.out + output.err
-    monkeypatch.setenv("DATABASE_URL", "nonsense:s3cr3t")
-    output = await call("halt")
-    assert output.code == 2
-    assert "s3cr3t" not in output.out + output.err
-    monkeypatch.delenv("DATABASE_URL")
-    output = await call("halt")
-    assert output.code == 1
-    assert "There is no embedded database" in output.err

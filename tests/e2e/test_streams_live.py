@@ -4,17 +4,13 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, RUNNING_CANDLE, TRADE
-from support.process import ServiceProcess, run_command, serving
-from support.shapes import Shape, assert_shape, iso, text
-from support.sse import Message, Stream, streaming
+from support.process import serving
+from support.shapes import Shape, assert_shape
+from support.sse import streaming
 from support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -27,175 +23,6 @@ STATES: dict[str, Shape] = {
     "candles": [RUNNING_CANDLE],
 }
 MODELS = ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
-CALLED = "called"
-CAPACITY = 50
-
-
-async def hold(_: web.Request) -> web.Response:
-    return web.json_response({"decisions": [{"name": "hold", "arguments": {"reason": "as every minute"}}]})
-
-
-def is_state(message: Message) -> bool:
-    return message.event is None
-
-
-def held_by_hand(message: Message) -> list[Any]:
-    if message.event is not None:
-        return []
-    return [position for entry in message.json() if entry["modelId"] == "default" for position in entry["positions"]]
-
-
-def by_hand(message: Message) -> list[Any]:
-    """The trades of a state that were not made by agents."""
-    return [trade for trade in message.json() if trade["modelId"] == "default"] if is_state(message) else []
-
-
-async def place(service: ServiceProcess, **order: Any) -> Any:
-    answer = await service.call("simulator.placeOrder", symbol="BTC", quantity=0.01, **order)
-    assert answer["order"]["status"] == "filled"
-    return answer["order"]
-
-
-async def test_streams_begin_with_the_state_and_follow_its_changes(tmp_path: Path, dsn: str) -> None:
-    async with AsyncExitStack() as stack:
-        service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        streams = {
-            name: await stack.enter_async_context(streaming(http, service.url, name)) for name in (*STATES, "workflow")
-        }
-        for name, stream in streams.items():
-            check_headers(stream)
-            first = await stream.until(lambda message: message.event != "empty", within_s=5)
-            if name == "workflow":
-                assert first.event == "connected"
-                assert_shape(first.json(), {"type": "connected", "timestamp": iso})
-            else:
-                assert first.event is None
-                assert_shape(first.json(), STATES[name])
-        entries = streams["positions"].seen[0].json()
-        assert sorted(entry["modelId"] for entry in entries) == MODELS
-        assert len(streams["portfolio"].seen[0].json()["snapshots"]) == len(MODELS)
-
-        await place(service, side="buy")
-        event = await streams["positions"].until(lambda message: bool(held_by_hand(message)), within_s=5)
-        assert_shape(event.json(), STATES["positions"])
-        (position,) = held_by_hand(event)
-        (listed,) = await service.call("trading.getPositions", modelId="default")
-        still = ("currentPrice", "notional", "unrealizedPnl", "liquidationPrice")
-        assert {key: position[key] for key in position if key not in still} == {
-            key: listed[key] for key in listed if key not in still
-        }
-        await place(service, side="sell", reduceOnly=True)
-        event = await streams["trades"].until(lambda message: bool(by_hand(message)), within_s=5)
-        assert_shape(event.json(), STATES["trades"])
-        assert by_hand(event) == (await service.call("trading.getTrades", modelId="default"))["trades"]
-        for name in ("positions:changed", "trades:changed"):  # the agents may trade meanwhile
-            message = await streams["workflow"].until(
-                lambda message, name=name: message.event == name and message.json()["accountIds"] == ["default"],  # type: ignore[misc]
-                within_s=5,
-            )
-            assert_shape(message.json(), {"type": name, "timestamp": iso, "accountIds": ["default"]})
-        await service.call("simulator.resetAccount")
-        await streams["workflow"].until(lambda message: message.event == "positions:changed", within_s=5)
-
-        await check_ping_and_price_updates(streams["positions"], streams["portfolio"])
-        assert await service.stop() == 0
-        assert not service.traceback()
-
-
-def check_headers(stream: Stream) -> None:
-    headers = stream.response.headers
-    assert headers["Content-Type"] == "text/event-stream"
-    assert headers["Cache-Control"] == "no-cache, no-transform"
-    assert headers["X-Accel-Buffering"] == "no"
-    assert "Content-Length" not in headers
-    assert headers["Content-Encoding"] == "gzip"  # the client accepts it
-
-
-async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> None:
-    """Check for a ping every 15 s, no matter what else is sent, and a state with new prices every 10 s."""
-
-    async def pings(stream: Stream) -> None:
-        begun = len(stream.seen)
-        ping = await stream.until(lambda message: message.event == "ping", within_s=18)
-        assert ping.data == ""
-        states = [message for message in stream.seen[begun:] if is_state(message)]
-        assert states, "the price tracker publishes every 10 s"
-
-    await asyncio.gather(pings(positions), pings(portfolio))
-
-
-async def test_every_models_workflow_is_streamed_step_by_step(tmp_path: Path, dsn: str) -> None:
-    """For the models of the service, and for an external agent that is called each minute."""
-    called = web.Application()
-    called.router.add_post("/decide", hold)
-    (tmp_path / ".env").write_text("WEBHOOK_LOOPBACK=on\n")
-    async with (
-        TestServer(called) as agent,
-        serving(tmp_path, DATABASE_URL=dsn) as service,
-        streaming(service.http, service.url, "workflow") as workflow,
-        streaming(service.http, service.url, "conversations") as conversations,
-    ):
-        webhook = str(agent.make_url("/decide"))
-        words = ("agents", "add", CALLED, "--variant", "Apex", "--webhook", webhook, "--database-url", dsn)
-        assert (await run_command(tmp_path, *words))[0] == 0
-
-        # The first cycle runs at the start, possibly before the subscription, and may last beyond the full minute; then
-        # the next cycle includes only the models that are not running.
-        def is_whole(message: Message) -> bool:
-            begun = {seen.json()["modelId"] for seen in workflow.seen if seen.event == "workflow:started"}
-            is_of_all = message.event == "batch:complete" and sorted(message.json()["modelIds"]) == MODELS
-            return is_of_all and begun >= set(MODELS)
-
-        def kinds(model_id: str) -> list[str | None]:
-            flow = [message for message in workflow.seen if (message.event or "").startswith("workflow:")]
-            return [message.event for message in flow if message.json()["modelId"] == model_id]
-
-        await workflow.until(is_whole, within_s=125)
-        for message in workflow.seen:
-            if (message.event or "").startswith("workflow:"):
-                assert message.json()["type"] == message.event
-                assert_shape(
-                    {key: message.json()[key] for key in ("type", "timestamp", "modelId")},
-                    {"type": text, "timestamp": iso, "modelId": text},
-                )
-        for model_id in MODELS:
-            assert kinds(model_id)[-1] == "workflow:complete"
-            assert set(kinds(model_id)) <= {"workflow:started", "workflow:step", "workflow:call", "workflow:complete"}
-        while "workflow:complete" not in kinds(CALLED):
-            await workflow.next(within_s=70)
-        latest = await conversations.until(
-            lambda message: is_state(message) and {run["modelId"] for run in message.json()} == {*MODELS, CALLED},
-            within_s=10,
-        )
-        assert_shape(latest.json(), STATES["conversations"])
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(service: ServiceProcess) -> None:
-    async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        last = AsyncExitStack()
-        for _ in range(CAPACITY - 1):
-            await stack.enter_async_context(streaming(http, service.url, "positions"))
-        await last.enter_async_context(streaming(http, service.url, "positions"))
-        async with http.get(f"{service.url}/api/events/positions") as refused:
-            assert refused.status == 503
-            assert refused.headers["Content-Type"].startswith("application/json")
-            assert int(refused.headers["Retry-After"]) > 0
-            assert_shape(orjson.loads(await refused.read()), {"error": text})
-        async with streaming(http, service.url, "trades") as other:  # every stream has its own fifty
-            assert (await other.next()).event in {None, "empty"}
-        _, report = await service.get("/health/schedulers")
-        assert report["streams"]["positions"] == {"subscribers": CAPACITY, "capacity": CAPACITY}
-
-        await last.aclose()  # a subscriber that leaves makes room
-
-        async def room() -> bool:
-            async with http.get(f"{service.url}/api/events/positions") as response:
-                return response.status == 200
-
-        await until(room)
 
 
 async def test_sigterm_ends_streams_and_pending_requests_within_three_seconds(tmp_path: Path, dsn: str) -> None:

@@ -2,33 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
-from support.scripted import START, ScriptedSource, make_tick
-from support.venue import Venue, agree_with_rows, dump, running, without_depth
+from support.scripted import START, ScriptedSource
+from support.venue import Venue, agree_with_rows, running, without_depth
 from support.waiting import becomes
 
 from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
 from trader.core.events import PositionsChanged
 from trader.core.money import format_decimal
 from trader.database.pool import Connection, Database
-from trader.exchange.domain.account import equity
 from trader.exchange.domain.halts import HaltCause
-from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderStatus, OrderType
+from trader.exchange.domain.orders import OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
 from trader.exchange.sql.accounts import Deletion, delete_account
-from trader.market.domain.markets import Tick
-
-
-def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
-    """Ticks at seconds after START, each with the mids of its markets."""
-    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
-
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -67,28 +59,6 @@ async def test_latency_below_a_second_decides_which_book_an_order_meets(database
             assert not order.done()
             await venue.see({"BTC": mid}, after_s=1 - clock.now().microsecond / 1_000_000)
             assert [fill.price for fill in (await order).fills] == [Decimal(f"{mid}.1")]
-
-
-async def test_partial_closes_split_the_row_and_the_rest_stays_open(venue: Venue) -> None:
-    await venue.buy("0.3", leverage=Decimal(7))
-    await venue.see({"BTC": "95000"})
-    await venue.sell("0.1")
-    await venue.sell("0.1")
-    account = venue.exchange.accounts["a"]
-    assert account.positions["BTC"].quantity == Decimal("0.1")
-    assert account.positions["BTC"].realized == account.realized
-    async with venue.database.connection() as conn:
-        statuses = await conn.fetch("SELECT status, count(*) AS n FROM orders GROUP BY status ORDER BY status")
-    assert [(r["status"], r["n"]) for r in statuses] == [("CLOSED", 2), ("OPEN", 1)]
-
-
-async def test_a_flip_closes_first_and_opens_the_rest(venue: Venue) -> None:
-    await venue.buy("0.1", leverage=Decimal(5))
-    await venue.sell("0.25", leverage=Decimal(5))
-    account = venue.exchange.accounts["a"]
-    assert account.positions["BTC"].quantity == Decimal("0.15")
-    assert account.positions["BTC"].side == "SHORT"
-    assert any(isinstance(event, TradesChanged) for event in venue.events)
 
 
 async def test_the_same_client_order_id_trades_once(venue: Venue) -> None:
@@ -165,26 +135,6 @@ async def test_the_answer_of_a_closing_resting_order_includes_its_realized_pnl(v
     assert await venue.exchange.cancel_order("a", str(flip.id)) == answer, "others closed the rest"
 
 
-async def test_a_stop_closes_the_position_at_the_books_prices(venue: Venue) -> None:
-    await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000), target=Decimal(99000)))
-    await venue.see({"BTC": "92000"})
-    account = venue.exchange.accounts["a"]
-    assert not account.positions
-    async with venue.database.connection() as conn:
-        row = await conn.fetchrow("SELECT close_reason, exit_notional FROM orders")
-    assert row is not None
-    assert (row["close_reason"], row["exit_notional"]) == ("stop", Decimal("9199.99"))
-
-
-async def test_exit_plans_are_replaced_and_invalid_ones_refused(venue: Venue) -> None:
-    assert await venue.exchange.set_exit_plan("a", "BTC", ExitPlan()) == "there is no BTC position"
-    await venue.buy("0.1", leverage=Decimal(5))
-    refusal = await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(95000)))
-    assert refusal == "the stop 95000 of a long must be below the mark 94000"
-    assert await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(93500))) is None
-    assert venue.exchange.accounts["a"].positions["BTC"].exit_plan.stop == Decimal(93500)
-
-
 async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trader.exchange")
     await venue.buy("2", leverage=Decimal(40))
@@ -202,43 +152,6 @@ async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptu
     assert records[-1].getMessage().endswith(f", net {format_decimal(net)}")
 
 
-async def test_a_gap_liquidates_and_the_insurance_row_closes_the_books(venue: Venue) -> None:
-    await venue.buy("2", leverage=Decimal(40))
-    await venue.see({"BTC": "80000"}, size="5")
-    account = venue.exchange.accounts["a"]
-    assert not account.positions, "nothing waits for a rebound"
-    assert account.cash == 0
-    assert account.insurance > 0
-    async with venue.database.connection() as conn:
-        assert await conn.fetchval("SELECT sum(amount) FROM insurance_payments") == account.insurance
-
-
-async def test_funding_is_posted_once_per_boundary(venue: Venue) -> None:
-    await venue.buy("0.1", leverage=Decimal(5))
-    await venue.see({"BTC": "94100"}, after_s=3600)
-    await venue.see({"BTC": "94100"}, after_s=1)
-    assert venue.exchange.accounts["a"].funding == -Decimal("0.1") * Decimal(94000) * Decimal("0.0000125")
-    await venue.see({"BTC": "94200"}, after_s=2 * 3600)
-    async with venue.database.connection() as conn:
-        marks = await conn.fetch("SELECT mark FROM funding_payments ORDER BY boundary")
-    # Each boundary lay between two updates, so the last mark before it counts.
-    assert [row["mark"] for row in marks] == [Decimal(94000), Decimal(94100), Decimal(94100)]
-
-
-async def test_reset_starts_a_run_with_the_initial_capital_and_keeps_the_rows(venue: Venue) -> None:
-    await venue.buy("0.1", leverage=Decimal(5))
-    await venue.buy("0.1", leverage=Decimal(5), type=OrderType.LIMIT, limit_price=Decimal(90000))
-    account = await venue.exchange.reset_account("a")
-    assert (account.run.number, account.cash, account.resting) == (2, Decimal(10000), ())
-    async with venue.database.connection() as conn:
-        row = await conn.fetchrow("SELECT close_reason, exit_notional, fees FROM orders WHERE status = 'CLOSED'")
-        assert await conn.fetchval("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL") == 1
-    assert row is not None
-    assert row["close_reason"] == "reset"
-    assert row["exit_notional"] == Decimal(9400)
-    await venue.buy("0.01")
-
-
 async def test_invalid_orders_are_refused_with_a_named_field(venue: Venue) -> None:
     with pytest.raises(InvalidInput, match="doge"):
         await venue.buy("1", symbol="doge")
@@ -247,14 +160,6 @@ async def test_invalid_orders_are_refused_with_a_named_field(venue: Venue) -> No
     with pytest.raises(InvalidInput, match="limit price"):
         await venue.buy("1", type=OrderType.LIMIT)
     assert (await venue.buy("0.01", symbol="btcusdt")).symbol == "BTC"
-
-
-async def test_the_account_limit_holds(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="1") as venue:
-        await venue.see({"BTC": "94000"})
-        await venue.buy("0.01")
-        with pytest.raises(InvalidInput, match="no more than 1"):
-            await venue.buy("0.01", account_id="b")
 
 
 async def test_the_account_limit_holds_under_concurrency(database: Database) -> None:
@@ -279,22 +184,6 @@ async def test_an_order_without_a_fresh_price_is_refused(database: Database) -> 
         assert "too old to trade on" in refused.reason
 
 
-async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Database) -> None:
-    source, clock = ScriptedSource(), ManualClock(START)
-    async with running(database, source, clock) as before:
-        await before.see({"BTC": "94000", "ETH": "3300", "SOL": "200"})
-        await before.buy("0.3", leverage=Decimal(7), exit_plan=ExitPlan(stop=Decimal(90000), invalidation="no more"))
-        await before.sell("0.1")
-        await before.sell("2.5", symbol="ETH", leverage=Decimal(3), confidence=Decimal("62.5"))
-        await before.sell("1", symbol="SOL", type=OrderType.LIMIT, limit_price=Decimal(210), client_order_id="rest")
-        await before.see({"BTC": "94500", "ETH": "3310", "SOL": "201"}, after_s=3600)
-        kept = {account_id: without_depth(account) for account_id, account in before.exchange.accounts.items()}
-        worth = equity(before.exchange.accounts["a"], before.exchange.marks())
-    async with running(database, source, clock) as after:
-        assert {account_id: without_depth(account) for account_id, account in after.exchange.accounts.items()} == kept
-        assert equity(after.exchange.accounts["a"], after.exchange.marks()) == worth
-
-
 @pytest.mark.parametrize("shared", ["off", "on"])
 async def test_depth_recovers_with_its_half_life_across_a_restart(database: Database, shared: str) -> None:
     """The books show a quantity of 10 on each side. If accounts share depth, what one took is missing for the other."""
@@ -313,48 +202,6 @@ async def test_depth_recovers_with_its_half_life_across_a_restart(database: Data
         other = await after.buy("10", account_id="b")
         assert other.total_quantity == (5 if shared == "on" else Decimal("7.5"))
         await agree_with_rows(after)
-
-
-async def test_three_hours_of_downtime_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:
-    """Across a stop, a target, a liquidation, a resting fill and funding boundaries."""
-    missed = {
-        3 + 60 * minute: {
-            "BTC": str(94000 - 20 * minute),
-            "ETH": str(3300 + 2 * minute),
-            "SOL": str(200 - (120 if 100 < minute < 105 else 0)),
-        }
-        for minute in range(1, 181)
-    }
-
-    async def trade(venue: Venue) -> None:
-        await venue.see(QUIET, size="300")
-        stop, target = ExitPlan(stop=Decimal(93000)), ExitPlan(target=Decimal(3400))
-        await venue.buy("0.1", account_id="stopped", leverage=Decimal(5), exit_plan=stop)
-        await venue.buy("1", account_id="paid", symbol="ETH", leverage=Decimal(5), exit_plan=target)
-        await venue.buy("400", account_id="bust", symbol="SOL", leverage=Decimal(20))
-        await venue.buy("0.1", account_id="rests", type=OrderType.LIMIT, limit_price=Decimal(92000))
-        await venue.buy("0.05", account_id="holds", leverage=Decimal(2))
-
-    source, clock = ScriptedSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await trade(venue)
-        for tick in walk_script(missed):
-            await venue.see({s: str(q.mark) for s, q in tick.quotes.items()}, after_s=60, size="300")
-    expected = await dump(database)
-    async with database.connection() as conn:  # the same database again, emptied
-        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-
-    clock = ManualClock(START)
-    stopped = ScriptedSource()
-    async with running(database, stopped, clock) as venue:
-        await trade(venue)
-    stopped.script = source.script
-    await clock.advance(source.script[-1].at - clock.now())
-    async with running(database, stopped, clock) as venue:
-        assert await dump(database) == expected
-        await agree_with_rows(venue)
-    reasons = {row[18] for row in expected[0]}
-    assert {"stop", "target", "liquidation"} <= reasons
 
 
 async def test_a_database_of_another_market_is_refused(database: Database) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from support.feed import SECOND, START, ScriptedSource, after, tick
@@ -12,11 +11,10 @@ from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 from support.waiting import turns
 
-from trader.core.clock import Clock, LockstepClock, ScaledClock
+from trader.core.clock import Clock, ScaledClock
 from trader.core.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
 from trader.market.feed import MarketFeed, OnTick
-from trader.market.sources.replay import ReplaySource
 from trader.market.sources.synthetic import SyntheticSource
 
 
@@ -344,76 +342,3 @@ async def test_the_prices_of_a_paced_replay_never_go_back() -> None:
         assert market.last_update_at == max(each.at for each in ticks[: ticks.index(update) + 1])
         assert market.marks["BTC"] == taken[-1].quotes["BTC"].mark
     assert [(update.at - START) // SECOND for update in taken] == [1, 9, 9, 10]
-
-
-async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:
-    clock = ManualClock(START)
-    source = SyntheticSource(0, ("BTC", "ETH", "SOL"))
-    market = MarketFeed(source, clock)
-    ticks: list[Tick] = []
-    enough = asyncio.Event()
-
-    async def on_tick(given: Tick) -> None:
-        ticks.append(given)
-        if len(ticks) == 30:
-            enough.set()
-            await asyncio.Event().wait()
-
-    running = asyncio.create_task(market.run(on_tick, START))
-    await enough.wait()
-    assert [given.at for given in ticks] == [after(seconds) for seconds in range(1, 31)]
-    assert set(market.quotes()) == {"BTC", "ETH", "SOL"}
-    assert len(await market.candles("ETH", "15m", 100)) == 100
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
-async def replayed(place: Path) -> list[str]:
-    """Three traders on a replay in lockstep, ordering every 7, 11 and 13 seconds with 200 ms of latency."""
-    source = ReplaySource(place, ["BTC"], speed=0)
-    await source.open()
-    clock = source.clock(None)
-    assert isinstance(clock, LockstepClock)
-    market = MarketFeed(source, clock)
-    story: list[str] = []
-
-    async def on_tick(given: Tick) -> None:
-        await turns(1)
-        if given.at.second == 0:
-            story.append(f"{given.at.minute} {given.quotes['BTC'].mark}")
-
-    async def trade(name: str, pause: int) -> None:
-        async with clock.busy():
-            while True:
-                await clock.sleep_until(clock.now() + pause * SECOND)
-                try:
-                    quote = await market.quote_after("BTC", clock.now() + timedelta(milliseconds=200))
-                except MarketUnavailable as error:
-                    story.append(f"{name} {error}")
-                    return
-                await asyncio.sleep(0.0001)  # the database
-                candles = await market.candles("BTC", "1m", 5)
-                story.append(f"{name} {clock.now().time()} {quote.at.time()} {quote.book.asks[0]} {len(candles)}")
-
-    traders = [asyncio.create_task(trade(name, pause)) for name, pause in (("a", 7), ("b", 11), ("c", 13))]
-    await turns()
-    running = asyncio.create_task(market.run(on_tick, clock.now()))
-    await asyncio.gather(*traders)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    return story
-
-
-async def test_a_lockstep_replay_gives_the_same_results_every_time(tmp_path: Path) -> None:
-    minute = int(START.timestamp()) // 60
-    lines = (f"{(minute + n) * 60_000},{95000 + n},{95007 + n},{94991 + n},{95002 + n},{n}.5\n" for n in range(5))
-    (tmp_path / "BTCUSDT.csv").write_text("".join(lines))
-    first = await asyncio.wait_for(replayed(tmp_path), 20)
-    second = await asyncio.wait_for(replayed(tmp_path), 20)
-    assert sorted(first) == sorted(second)
-    orders = [line.split() for line in first if line[0] in "abc" and "ended" not in line]
-    assert len(orders) > 60
-    assert all(now == at for _, now, at, *_ in orders), "time passed while an order was being processed"
-    assert sum("ended" in line for line in first) == 3

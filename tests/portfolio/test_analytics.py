@@ -40,7 +40,7 @@ from trader.database.pool import Database, Page
 from trader.exchange.domain.orders import Cause
 from trader.exchange.paper import PaperExchange
 from trader.exchange.sql.trades import RunTrade
-from trader.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
+from trader.portfolio.analytics import Analytics
 from trader.portfolio.figures import figures_of_trades
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import CurrentRuns
@@ -334,22 +334,6 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
     assert [invocation.id for invocation in only.invocations] == [late, by_call]
     assert [each.model.id for each in only.counts] == ["two"]
     assert [invocation.id for invocation in (await bench.analytics.failures(Page(1))).invocations] == [late]
-
-
-async def test_long_answers_of_failures_are_omitted_and_the_newest_come_first(bench: Bench) -> None:
-    sizes = [RUN_ANSWERS_BYTES_MAX] + [RUN_ANSWERS_BYTES_MAX - 4] * 40  # with the brackets and quotes of a list of one
-    async with bench.database.connection() as conn:
-        await add_model(conn, "one")
-        await ensure_partitions(conn, START)
-        ids = []
-        for number, size in enumerate(sizes):
-            at = START - number * MINUTE
-            ids.append(await add_invocation(conn, "one", at, "failed"))
-            payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
-            await agents_store.insert_payload(conn, ids[-1], payload, at)
-    failures = await bench.analytics.failures(Page(100))
-    assert [invocation.id for invocation in failures.invocations] == ids
-    assert list(failures.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
 
 
 async def test_variant_statistics_show_every_variant(bench: Bench) -> None:

@@ -7,13 +7,11 @@ import pytest
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 from support.evidence_bench import HOURS, Bench
-from support.null_seasons import PROCESSES, NullSeason, looks, share_interval
 from support.records import (
     HOUR,
     MINUTE,
     START,
     add_invocation,
-    add_model,
     add_run,
     add_trade,
     id_of,
@@ -21,7 +19,6 @@ from support.records import (
     make_run,
     make_snapshot,
 )
-from support.run_profile import is_nightly
 
 from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.invocations import ToolCall
@@ -35,7 +32,7 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.market.domain.markets import Candle
 from trader.market.sql.candles import insert_minutes
-from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
+from trader.portfolio.domain.baselines import BUY_AND_HOLD
 from trader.portfolio.sql import snapshots as portfolio_store
 
 
@@ -184,39 +181,6 @@ async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Ben
     assert references["bestOther"].reference_key == "plain#0", "and not its own replicate"
     assert references["holdNothing"].verdict.word == "better"
     assert {each.reference: each.reference_key for each in report["plain#0"].comparisons}["bestOther"] == "good#1"
-
-
-@pytest.mark.parametrize("process", PROCESSES if is_nightly() else ["loss in 0.5 % of hours"])
-async def test_stored_models_that_differ_only_by_luck_stay_indistinguishable(database: Database, process: str) -> None:
-    """The simulation of tests/portfolio/domain/test_false_verdicts.py over real rows, boards of variants included."""
-    seasons, models, days = (100, 8, 90) if is_nightly() else (1, 4, 12)
-    wrong = sum([await _is_wrong(Bench(database), seed, models, days, process) for seed in range(seasons)])
-    low, high = share_interval(wrong, seasons)
-    assert (high if is_nightly() else low) <= 0.05, f"{wrong} of {seasons} seasons"
-
-
-async def _is_wrong(bench: Bench, seed: int, models: int, days: int, process: str) -> bool:
-    """Return whether any board of a season judges an entrant better or worse that has not lost everything."""
-    season = NullSeason.draw(seed, models, days, PROCESSES[process])
-    async with bench.database.connection() as conn:
-        await conn.execute("TRUNCATE models, accounts, baselines, portfolio_snapshots, portfolio_hourly CASCADE")
-        for number in range(models):
-            await add_model(conn, f"m{number}", list(VariantId)[number % 4])
-            for trade in range(10):
-                await add_trade(conn, f"m{number}", START + (trade + 1) * MINUTE, label=trade)
-    for number, (returns, bound) in enumerate(zip(season.models, season.bounds, strict=True)):
-        await bench.curve(f"m{number}", returns, leverage=5 * float(bound))
-    await bench.baseline(BUY_AND_HOLD, season.market[0])
-    for variant, returns in zip(VariantId, season.agents, strict=True):
-        await bench.baseline(rule_agent(variant), returns)
-    for hours in looks(days):
-        await bench.clock.advance(START + hours * HOUR - bench.clock.now())
-        for variant in (None, *VariantId):
-            report = await bench.report(variant=variant)
-            verdicts = [each.verdict for entrant in report.values() for each in entrant.comparisons]
-            if any(each.statement.certain is None and each.word != "not distinguishable yet" for each in verdicts):
-                return True
-    return False
 
 
 async def test_a_reset_hides_nothing_of_the_account(bench: Bench) -> None:

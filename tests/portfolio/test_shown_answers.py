@@ -1,22 +1,12 @@
 """The raw answers shown with the runs: for each run as long as they are retained, and bounded."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
-import pytest
-from support.trading_floor import Floor, calling, hold, open_floor
+from support.trading_floor import Floor, calling, hold
 
 from trader.agents.invocations import ANSWERS_BYTES_MAX, INVOCATION_ANSWERS_BYTES_MAX
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.models import invocation_of
 from trader.core.errors import ProviderError
-from trader.database.pool import Database
-
-
-@pytest.fixture
-async def floor(database: Database) -> AsyncIterator[Floor]:
-    async with open_floor(database) as floor:
-        yield floor
 
 
 def saying(length: int) -> list[object]:

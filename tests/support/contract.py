@@ -23,6 +23,7 @@ SYMBOL = ("BTC", "ETH", "SOL")
 FIGURE = (number, "N/A", "Infinity")
 INTERVAL = {"low": number, "high": number}
 VERDICT = ("better", "worse", "not distinguishable yet")
+_MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
 NEIGHBOUR = {"modelId": text, "verdict": VERDICT, "smallestDifference": (number, None), "reason": (text, None)}
 
 REPLICATES = {
@@ -173,9 +174,7 @@ LIVE_PORTFOLIO = {
     "snapshotsCreated": count,
     "snapshots": [
         {
-            "modelId": text,
-            "modelName": text,
-            "variant": VARIANT,
+            **_MODEL_HEAD,
             "netPortfolio": number,
             "cash": number,
             "unrealizedPnl": number,
@@ -247,27 +246,28 @@ ACCOUNT = {
         }
     ],
 }
-_DIFFERENCE = {
-    "reference": ("ruleAgent", "holdNothing", "buyAndHold", "bestOther"),
-    "referenceId": (text, None),
+_JUDGED = {
     "hours": count,
     "differencePercent": (number, None),
-    "interval": ({"low": number, "high": number}, None),
+    "interval": (INTERVAL, None),
     "verdict": VERDICT,
     "pValue": (number, None),
-    "eValue": (number, None),
     "smallestDifference": (number, None),
     "daysNeeded": (count, None),
     "reason": (text, None),
+}
+_DIFFERENCE = {
+    **_JUDGED,
+    "reference": ("ruleAgent", "holdNothing", "buyAndHold", "bestOther"),
+    "referenceId": (text, None),
+    "eValue": (number, None),
     "verdictBefore?": VERDICT,
     "pValueBefore?": (number, None),
 }
 
 _PLAN_OUTCOME = {"planned": count, "byStop": count, "byTarget": count, "byDecision": count, "otherwise": count}
 FAILURE_COUNTS = {
-    "modelId": text,
-    "modelName": text,
-    "variant": VARIANT,
+    **_MODEL_HEAD,
     "failedWorkflowCount": count,
     "failedToolCallCount": count,
     "failedCount": count,
@@ -289,13 +289,12 @@ _ADVANCED_COUNTS = (
     "failedWorkflowCount failedToolCallCount failedCount invocationCount longestWinStreak longestLossStreak "
     "currentStreakCount inputTokens outputTokens"
 )
+_PAGE = {"nextBefore?": iso, "nextSkip?": count}
 HISTORY_POINT = {"timestamp": hour, "value": number}
-_MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
+_PARTIAL = {"unmeteredAttempts?": count, "costIsPartial?": True, "costIsDeclared?": True}
 _OVERALL_FIGURES = {
     **_MODEL_HEAD,
-    "unmeteredAttempts?": count,
-    "costIsPartial?": True,
-    "costIsDeclared?": True,
+    **_PARTIAL,
     **dict.fromkeys(_OVERALL_COUNTS, count),
     **dict.fromkeys(_OVERALL.split(), FIGURE),
     **dict.fromkeys(("sharpeInterval", "winRateInterval"), (INTERVAL, None)),
@@ -305,9 +304,7 @@ _OVERALL_FIGURES = {
 _ADVANCED_FIGURES = {
     **_MODEL_HEAD,
     "currentStreakType": ("win", "loss", "none"),
-    "unmeteredAttempts?": count,
-    "costIsPartial?": True,
-    "costIsDeclared?": True,
+    **_PARTIAL,
     **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
     **dict.fromkeys(_ADVANCED.split(), FIGURE),
     **dict.fromkeys(("sharpeInterval", "profitFactorInterval"), (INTERVAL, None)),
@@ -323,7 +320,7 @@ _ENTRANT = {
 }
 
 OUTPUTS: Mapping[str, Shape] = {
-    "trading.getTrades": {"trades": [TRADE], "nextBefore?": iso, "nextSkip?": count},
+    "trading.getTrades": {"trades": [TRADE], **_PAGE},
     "trading.getPositions": [POSITION],
     "trading.getCryptoPrices": {
         "prices": [{"symbol": SYMBOL, "price": number, "timestamp": iso, "change24hPercent?": number, "message?": text}]
@@ -426,7 +423,7 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "warning?": text,
     },
-    "models.getInvocations": {"conversations": [INVOCATION], "nextBefore?": iso, "nextSkip?": count},
+    "models.getInvocations": {"conversations": [INVOCATION], **_PAGE},
     "models.getConversation": {"messages": [{"role": text, "text": text}]},
     "simulator.placeOrder": {"order": ORDER},
     "simulator.cancelOrder": {"order": ORDER},
@@ -480,8 +477,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "invocationId": (uuid, None),
             }
         ],
-        "nextBefore?": iso,
-        "nextSkip?": count,
+        **_PAGE,
         "stats": {
             "tradeCount": count,
             "totalRealized": number,
@@ -511,7 +507,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "startValue": number,
                 "endValue": number,
                 "tradesCount": count,
-                "ci95": ({"low": number, "high": number}, None),
+                "ci95": (INTERVAL, None),
                 "details?": {
                     "ci95Reason": (text, None),
                     "tie": boolean,
@@ -550,20 +546,15 @@ OUTPUTS: Mapping[str, Shape] = {
         "entrants": [
             {
                 **_MODEL_HEAD,
-                "entrant": count,
+                **_ENTRANT,
                 "runNumber": count,
-                "fingerprint": (text, None),
-                "startedAt": iso,
-                "endedAt": (iso, None),
-                "coverage": (number, None),
                 "trainingCutoff": (text, None),
                 "contamination": CONTAMINATION,
-                "ranked": boolean,
                 "hours": count,
                 "tradesCount": count,
                 "losingTradesCount": count,
                 "returnPercent": (number, None),
-                "interval": ({"low": number, "high": number}, None),
+                "interval": (INTERVAL, None),
                 "reason": (text, None),
                 "amongBest": boolean,
                 "differences": [_DIFFERENCE],
@@ -584,7 +575,6 @@ OUTPUTS: Mapping[str, Shape] = {
                 },
                 "ageHours": count,
                 "owner": (text, None),
-                "declared?": DECLARED,
                 "replicates?": REPLICATES,
                 "offBoard?": text,
                 "rankBefore?": (dict.fromkeys(("first", "last", "among"), count), None),
@@ -594,20 +584,12 @@ OUTPUTS: Mapping[str, Shape] = {
         "primary?": {
             **dict.fromkeys(("entrant", "against"), text),
             "alpha": number,
-            "hours": count,
-            "differencePercent": (number, None),
-            "interval": ({"low": number, "high": number}, None),
-            "verdict": VERDICT,
-            "pValue": (number, None),
-            "smallestDifference": (number, None),
-            "daysNeeded": (count, None),
-            "reason": (text, None),
+            **_JUDGED,
         },
     },
     "analytics.getSeason": {"season?": SEASON},
     "analytics.getFailures": {
-        "nextBefore?": iso,
-        "nextSkip?": count,
+        **_PAGE,
         "failures": [
             {
                 "invocationId": uuid,
@@ -643,7 +625,7 @@ OUTPUTS: Mapping[str, Shape] = {
             {
                 "at": iso,
                 "differencePercent": (number, None),
-                "interval": ({"low": number, "high": number}, None),
+                "interval": (INTERVAL, None),
             }
         ],
         "agreedHours": number,

@@ -1,23 +1,21 @@
 """A market source that yields the test's ticks, and a feed loop that follows it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from support.books import DEFAULT_MARKETS
+from support import scripted
 from support.manual_clock import ManualClock
 from support.waiting import turns
 
 from trader.core.clock import Clock
 from trader.market.domain.markets import (
     INTERVALS,
-    PLAIN_FUNDING_RATE,
     Book,
     Candle,
     Interval,
     Level,
-    Market,
     Quote,
     Tick,
 )
@@ -40,25 +38,17 @@ def tick(seconds: float, *symbols: str) -> Tick:
     return Tick(at, quotes)
 
 
-class ScriptedSource:
+class ScriptedSource(scripted.ScriptedSource):
     """Yields the items that the test puts into its queue: ticks, or errors to fail with."""
 
-    name = "scripted"
-    identity = "scripted:0"
-    markets: Mapping[str, Market] = DEFAULT_MARKETS
-
     def __init__(self, ends_at: datetime | None = None) -> None:
+        super().__init__()
         self.ends_at = ends_at
         self.queue: asyncio.Queue[Tick | Exception | None] = asyncio.Queue()
         self.asked_after: list[datetime] = []
         self.asked_candles: list[tuple[str, Interval, datetime, datetime]] = []
         self.candle_error: Exception | None = None
         self.late = timedelta(0)
-        self.troubles: dict[str, str] = {}
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return ManualClock(resume_at or START)
@@ -88,15 +78,3 @@ class ScriptedSource:
             for n in range((end - start) // span)
             if start + (n + 1) * span <= last
         ]
-
-    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return PLAIN_FUNDING_RATE
-
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return None
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        return None
-
-    def trouble(self, symbol: str) -> str | None:
-        return self.troubles.get(symbol)

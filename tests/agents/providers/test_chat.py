@@ -324,48 +324,6 @@ async def test_a_body_that_is_not_json_is_not_retried(
     assert len(fake[0].keys) == caught.value.unmetered_attempts == 1
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"code": 429, "message": "slow"}},
-        {"error": {"code": 429, "message": "slow"}, "choices": None},
-        {"choices": [broken_off(429)]},
-    ],
-)
-async def test_a_rate_limit_inside_a_200_puts_the_key_into_cooldown(
-    fake: tuple[FakeServer, str], client_of: MakeClient, body: dict[str, Any]
-) -> None:
-    fake[0].by_key[KEYS[0]] = answering(200, body)
-    client = client_of(KEYS[0], KEYS[1])
-    assert [(await client.answer(TURN)).key_number for _ in range(2)] == [2, 2]
-    assert fake[0].keys.count(KEYS[0]) == 1
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (
-            answering(403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"]}}}),
-            "answered 403: .*flagged",
-        ),
-        (
-            answering(401, {"error": {"code": 401, "message": "no", "metadata": {"provider_name": "Lab"}}}),
-            "answered 401: .*Lab",
-        ),
-        (answering(200, {"choices": [broken_off(403)]}), "answered 403: .*upstream"),
-    ],
-)
-async def test_a_refusal_unrelated_to_the_key_leaves_it_in_use(
-    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
-) -> None:
-    client = client_of(*KEYS)
-    fake[0].script = [reply, OK]
-    with pytest.raises(ProviderError, match=reason):
-        await client.answer(TURN)
-    assert not client.usage.cooldowns
-    assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
-
-
 async def test_client_errors_are_reported_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     fake[0].script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
     with pytest.raises(ProviderError, match=r"fake answered 400: .*bad model") as caught:
@@ -398,29 +356,6 @@ def by_model(**replies: Reply) -> Reply:
         return await replies[model.removeprefix("lab/")](request)
 
     return reply
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (429, {"message": "lab/one is temporarily rate-limited upstream", "code": 429}),
-        (403, {"message": "Project `p` does not have access to model `lab/one`", "code": "model_not_found"}),
-        (403, {"message": "Country, region, or territory not supported", "type": "request_forbidden"}),
-        (403, "no reason at all"),
-    ],
-)
-async def test_a_refused_model_does_not_stop_other_models(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, error: object
-) -> None:
-    fake[0].script = [by_model(one=answering(status, {"error": error}), two=OK)]
-    client = client_of(KEYS[0])
-    for _ in range(3):
-        with pytest.raises(
-            ProviderError, match=rf"for lab/one now: key 1 .* \({status}.*\) and is in cooldown for 30 s"
-        ):
-            await client.answer(TURN)
-        assert (await client.answer(TWO)).calls
-    assert len(fake[0].keys) == 4, "a model in cooldown is not asked for again"
 
 
 @pytest.mark.parametrize(
@@ -520,49 +455,6 @@ async def test_an_outage_is_reported_until_the_provider_answers(
     server.by_key[KEYS[0]] = OK
     await client.answer(TURN)
     assert client.outage() is None
-
-
-async def test_an_account_out_of_credit_leaves_the_other_key_usable(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    fake[0].by_key[KEYS[0]] = answering(402)
-    client = client_of(KEYS[0], KEYS[1])
-    assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
-    assert fake[0].keys.count(KEYS[0]) == 1
-
-
-async def test_an_overloaded_server_gets_no_requests_for_its_retry_after(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    server, timer = fake[0], Timer()
-    server.script = [by_model(one=answering(503, None, Retry_After="45"), two=OK)]
-    client = client_of(KEYS[0], timer=timer)
-    for left_s in (45, 25):
-        with pytest.raises(
-            ProviderError, match=rf"key 1 was asked to wait .* \(503\) and is in cooldown for {left_s} s"
-        ):
-            await client.answer(TURN)
-        timer.now += 20
-    assert len(server.keys) == 1
-    assert (await client.answer(TWO)).calls
-    timer.now += 5
-    server.script = [OK]
-    assert (await client.answer(TURN)).calls
-
-
-@pytest.mark.parametrize(("status", "retry_after"), [(429, "12"), (503, "12")])
-async def test_a_short_rest_is_waited_out(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, retry_after: str
-) -> None:
-    server, timer = fake[0], Timer()
-    server.script = [answering(status, None, Retry_After=retry_after), OK]
-    client = client_of(KEYS[0], timer=timer)
-    answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
-    assert answer.calls
-    assert answer.waited_s == pytest.approx(12, abs=0.1)
-    server.script = [answering(status, None, Retry_After=retry_after)]
-    with pytest.raises(ProviderError, match=r"cooldown for 12 s"):
-        await client.answer(msgspec.structs.replace(TURN, wait_max_s=8.0))
 
 
 async def test_zero_second_cooldowns_are_waited_out_a_few_times(

@@ -124,62 +124,6 @@ async def test_an_invocation_of_two_steps_with_a_refused_key_first(
     assert [message["tool_call_id"] for message in second["messages"][3:]] == asked, "its own ids come back"
 
 
-async def test_its_rate_limit_puts_the_key_into_cooldown(database: Database, server: Server) -> None:
-    async with floor_on(database, server, GOOD) as floor:
-        record = await run(floor, "lab/limited")
-    assert record.invocation.status == "failed"
-    assert record.invocation.failure_reason == (
-        "openai cannot be asked for lab/limited now: key 1 is rate-limited (429: Rate limited) and is in cooldown "
-        "for 1 s"
-    )
-
-
-@pytest.mark.parametrize(
-    ("rates", "reason"),
-    [
-        ({"dropRate": 1}, "openai answered 500"),
-        ({"disconnectRate": 1}, "openai could not be reached at http://127.0.0.1:"),
-    ],
-)
-async def test_its_failures_are_retried_and_reported(
-    database: Database, server: Server, rates: dict[str, float], reason: str
-) -> None:
-    async with floor_on(database, server, GOOD) as floor:
-        await server.suffer(**rates)
-        record = await run(floor, "lab/trader")
-        assert record.invocation.status == "failed"
-        assert record.invocation.failure_reason is not None
-        assert record.invocation.failure_reason.startswith(reason)
-        assert record.invocation.failure_reason.endswith("gave up after 4 attempts")
-        await server.suffer(malformedRate=1)
-        reason_of_second = (await run(floor, "lab/trader")).invocation.failure_reason or ""
-        assert reason_of_second.startswith("openai answered 200 with a body that is not JSON")
-        await server.suffer()
-        assert (await run(floor, "lab/trader")).invocation.status == "completed"
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("lab/poor", "key 1 is out of credit (429: Insufficient credits) and is in cooldown for 600 s"),
-        (
-            "lab/forbidden",
-            "key 1 was refused the model (403: The project has no access to the model) and is in cooldown for 30 s",
-        ),
-    ],
-)
-@pytest.mark.parametrize("form", ["openai", "openrouter"])
-async def test_its_refusals_are_distinguished(
-    database: Database, server: Server, form: str, model: str, reason: str
-) -> None:
-    async with floor_on(database, server, GOOD, form=form) as floor:
-        record = await run(floor, model)
-        assert record.invocation.failure_reason == f"{form} cannot be asked for {model} now: {reason}"
-        assert record.invocation.unmetered_attempts == 0
-        if model == "lab/forbidden":
-            assert (await run(floor, "lab/trader")).invocation.status == "completed", "the key is used for others"
-
-
 @pytest.mark.parametrize("form", FORMS)
 async def test_every_invocation_ends_with_a_truthful_reason(database: Database, server: Server, form: str) -> None:
     async with floor_on(database, server, GOOD, form=form) as floor:
@@ -193,10 +137,3 @@ async def test_every_invocation_ends_with_a_truthful_reason(database: Database, 
         await server.suffer()
         server.timer.now += 600
         assert (await run(floor, "lab/trader")).invocation.status == "completed"
-
-
-async def test_an_unknown_model_is_reported(database: Database, server: Server) -> None:
-    async with floor_on(database, server, GOOD) as floor:
-        record = await run(floor, "lab/none")
-    assert record.invocation.status == "failed"
-    assert record.invocation.failure_reason == "openai answered 503; gave up after 4 attempts"

@@ -21,18 +21,15 @@ from trader.agents.sql.agent_view import (
 )
 from trader.agents.sql.invocations import (
     insert_invocation,
-    insert_payload,
     insert_step,
     insert_tool_call,
-    select_chosen_invocations,
     select_invocations,
-    select_payloads,
     select_steps,
     select_tool_calls,
     update_interrupted,
     update_invocation,
 )
-from trader.agents.sql.models import ModelActivity, select_model_activity, select_models, upsert_model
+from trader.agents.sql.models import select_models, upsert_model
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database, Page
@@ -93,44 +90,6 @@ async def test_an_invocation_from_start_to_end(database: Database) -> None:
         assert await select_invocations(conn, Page(10)) == [closed], "what is closed stays as it is"
 
 
-async def test_lists_are_filtered_and_ordered_latest_first(database: Database) -> None:
-    async with database.connection() as conn:
-        await add_models(conn)
-        for minute, model in ((0, ADA), (1, BOB), (2, ADA), (3, BOB)):
-            await insert_invocation(conn, running(model, minute))
-            if minute < 3:
-                await update_invocation(conn, ended(running(model, minute)))
-
-        async def ids(model_id: str | None, variant: VariantId | None, limit: int = 10) -> list[UUID]:
-            chosen = await select_chosen_invocations(conn, model_id, variant, Page(limit))
-            if model_id is variant is None:
-                assert chosen == await select_invocations(conn, Page(limit))
-            return [entry.id for entry in chosen]
-
-        first, second, third = (running(m, n).id for n, m in ((0, ADA), (1, BOB), (2, ADA)))
-        assert await ids(None, None) == [third, second, first]
-        assert await ids(None, None, 2) == [third, second]
-        assert await ids("ada", None) == [third, first]
-        assert await ids(None, VariantId.SOVEREIGN) == [second]
-        assert await ids("ada", VariantId.SOVEREIGN) == []
-        assert await ids("nobody", None) == []
-        activity = await select_model_activity(conn)
-        ada, bob = ModelActivity(2, running(ADA, 2).started_at), ModelActivity(1, running(BOB, 3).started_at)
-        assert activity == {"ada": ada, "bob": bob}
-
-
-async def test_interrupted_invocations_are_closed(database: Database) -> None:
-    async with database.connection() as conn:
-        await add_models(conn)
-        for model in (ADA, BOB):
-            await insert_invocation(conn, running(model, 0))
-        await update_invocation(conn, ended(running(BOB, 0)))
-        assert await update_interrupted(conn, "interrupted", AT - timedelta(hours=1)) == [(running(ADA, 0).id, "ada")]
-        (first,) = await select_chosen_invocations(conn, "ada", None, Page(10))
-        assert (first.status, first.failure_reason, first.finished_at) == ("failed", "interrupted", AT)
-        assert await update_interrupted(conn, "interrupted", AT) == []
-
-
 async def test_closing_interrupted_invocations_never_deadlocks_with_a_closing_one(database: Database) -> None:
     """A transaction that closes an invocation of the same model has appended it to the chain, and then counts it."""
     async with database.connection() as conn:
@@ -176,15 +135,6 @@ async def test_steps_and_calls_are_kept_once_and_in_order(database: Database) ->
                 await insert_tool_call(conn, call)
         assert await select_steps(conn, [run.id]) == {run.id: steps}
         assert await select_tool_calls(conn, [run.id, SPACE]) == {run.id: calls}
-
-
-async def test_payloads_are_kept(database: Database) -> None:
-    async with database.connection() as conn:
-        await ensure_partitions(conn, AT)
-        await insert_payload(conn, SPACE, b"\x00packed", AT)
-        await insert_payload(conn, SPACE, b"again", AT)
-        invocations = [Invocation(id=key, model_id="ada", status="completed", started_at=AT) for key in (SPACE, RUN)]
-        assert await select_payloads(conn, invocations) == {SPACE: b"\x00packed"}
 
 
 RUN = uuid5(SPACE, "run")

@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.agent_desk import AgentContext, Command, Desk
 from support.served import make_app
-from support.trading_floor import Floor, open_floor
+from support.trading_floor import Floor
 
 from trader.__main__ import main
 from trader.api import openapi
-from trader.database.pool import Database
 from trader.operations import access
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.run_statistics import CurrentRuns
@@ -31,12 +29,6 @@ def command(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         return json.loads(out) if code == 0 else err
 
     return run
-
-
-@pytest.fixture
-async def floor(database: Database) -> AsyncIterator[Floor]:
-    async with open_floor(database) as floor:
-        yield floor
 
 
 @pytest.fixture

@@ -79,15 +79,6 @@ async def test_an_answer_over_http_1_0_ends_the_connection(limited_client: Clien
         assert await reader.read() == b""
 
 
-async def test_a_connection_stays_usable_after_a_response(limited_client: Client) -> None:
-    async with connected(limited_client) as (reader, writer):
-        for _ in range(5):
-            writer.write(sized(b"{}"))
-            first, headers, body = await reply_of(reader)
-            assert (first, headers.get("connection")) == ("HTTP/1.1 200 OK", None)
-            assert body.endswith(b"}")
-
-
 @pytest.mark.parametrize("body", [b"", b'{"text":"b"}'])
 async def test_requests_that_wait_behind_a_late_body_are_all_answered(limited_client: Client, body: bytes) -> None:
     late = b'{"text":"a"}'
@@ -108,17 +99,6 @@ async def test_nothing_waits_behind_a_body_of_many_small_chunks(limited_client: 
     first, *others = await replies_of(limited_client, [asked], 4)
     assert b"x" * (chunks - 11) in first[2]
     assert all(b'"text":"b"' in other[2] for other in others)
-
-
-async def test_a_body_with_broken_chunks_times_out(
-    make_service: ServiceFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trader.api.requests.BODY_WAIT_S", 1)
-    async with connected(await make_service()) as (reader, writer):
-        writer.write(call(b"", "Expect: 100-continue", "Transfer-Encoding: chunked"))
-        assert (await reply_of(reader))[0] == "HTTP/1.1 100 Continue"
-        writer.write(b"2\r\n{}\r\nzz\r\n")
-        await assert_given_up(reader)
 
 
 async def test_a_broken_body_behind_others_is_refused_after_their_responses(

@@ -3,7 +3,6 @@ import gzip
 import io
 import json
 import logging
-import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -438,29 +437,6 @@ async def test_a_call_ends_as_usual_after_its_client_has_disconnected(limited_cl
         assert answer.status == 200
     context.gate.set()
     await until(lambda: context.calls == ["demo.echo", "demo.wait"])
-
-
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
-    ],
-)
-async def test_malformed_http_is_refused_without_a_traceback(client: AppClient, request_text: bytes) -> None:
-    answer = await exchange_bytes(client, request_text)
-    assert b"Traceback" not in answer
-    assert b" 500 " not in answer.split(b"\r\n")[0]
-    assert (await send(client, PLAIN))[0] == 200
-
-
-async def test_pipelined_requests_are_answered_in_order(client: AppClient) -> None:
-    text = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
-    requests = b"".join(text % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
-    answer = await exchange_bytes(client, requests, close=False)
-    assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_changes_need_the_token(make_service: ServiceFactory) -> None:

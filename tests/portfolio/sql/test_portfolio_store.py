@@ -1,10 +1,9 @@
 """The rollups give the same answers as plain SQL and plain Python over the raw rows."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from support.records import HOUR, MINUTE, START, add_model, add_run, equity_valu
 from trader.agents.sql.models import upsert_model
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
-from trader.database.pool import Connection, Database
+from trader.database.pool import Database
 from trader.portfolio.domain.histories import Snapshot, floor_to_bucket
 from trader.portfolio.sql import snapshots as store
 
@@ -38,33 +37,6 @@ snapshots_of_any = st.builds(
 )
 
 
-class Move(NamedTuple):
-    """Assigns a variant to a model, and adds the model if it does not exist."""
-
-    model_id: str
-    variant: VariantId
-
-
-steps = st.lists(
-    st.lists(snapshots_of_any, min_size=1, max_size=40)
-    | st.builds(Move, st.sampled_from(ACCOUNTS[:-1]), st.sampled_from(VariantId)),
-    min_size=1,
-    max_size=8,
-)
-
-
-async def _play(conn: Connection, played: Iterable[Sequence[Snapshot] | Move]) -> None:
-    for model_id in ACCOUNTS[:3]:
-        await add_model(conn, model_id, VariantId.SOVEREIGN if model_id == "three" else VariantId.APEX)
-    for account_id in ACCOUNTS[3:]:
-        await add_run(conn, account_id, make_run(account_id))
-    for step in played:
-        if isinstance(step, Move):
-            await upsert_model(conn, make_model(step.model_id, step.variant))
-        else:
-            await store.insert_snapshots(conn, step)
-
-
 PLAIN_HISTORY = """
 SELECT m.variant, date_trunc('hour', s.created_at, 'UTC'), trim_scale(round(avg(s.net_portfolio), 8))
 FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
@@ -81,29 +53,6 @@ FROM portfolio_snapshots
 GROUP BY account_id, hour
 ORDER BY account_id, hour
 """
-
-
-@on_a_database
-@given(played=steps, minutes_back=st.integers(0, SPAN_MINUTES))
-async def test_variant_hours_equal_the_averages_over_raw_rows(
-    database: Database, played: list[list[Snapshot] | Move], minutes_back: int
-) -> None:
-    since = START + (SPAN_MINUTES - minutes_back) * MINUTE
-    async with database.connection() as conn:
-        await ensure_partitions(conn, START)
-        rolled_back = conn.transaction()
-        await rolled_back.start()
-        try:
-            await _play(conn, played)
-            hours = [tuple(row) for row in await store.select_variant_hours(conn, since)]
-            expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
-            hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
-            plain = await conn.fetch(PLAIN_HOURLY)
-        finally:
-            await rolled_back.rollback()
-    assert hours == expected
-    columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
-    assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
 
 @on_a_database
