@@ -1,7 +1,7 @@
 """A venue is a package that implements one protocol: models trade at a venue that `live` does not know."""
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from decimal import Decimal
@@ -31,9 +31,9 @@ from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
-from trader.live.venue import AccountRecords, OrderGateway, VenueAccount, VenueAccounts, VenuePackage
+from trader.live.venue import AccountRecords, OrderGateway, Remember, VenueAccount, VenueAccounts, VenuePackage
 from trader.live.venues import VENUES
-from trader.market.domain.markets import SimulatedMarket
+from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.feed import MarketFeed
 from trader.portfolio.audit import audit
 from trader.settings.forms import one_of
@@ -58,15 +58,23 @@ class MemoryAccount:
         self._clock = clock
         self._prices = prices
 
-    async def place(self, order: VenueOrder) -> SendOutcome:
+    answered_at: datetime | None = None
+
+    async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
+        await remember("attempt")
         if self.is_down:
             return Unknown("the venue does not answer")
-        if order.client_index not in self.states:
-            self._accept(order)
-        return Unknown("the answer was lost") if self.loses_answers else Placed(self.states[order.client_index])
+        for order in orders:
+            if order.client_index not in self.states:
+                self._accept(order)
+        index = orders[0].client_index
+        return Unknown("the answer was lost") if self.loses_answers else Placed(self.states[index])
 
-    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
+    async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
         return self._certain(order)
+
+    async def refusal(self) -> str | None:
+        return None
 
     async def find(self, client_index: int) -> VenueOrderState | None:
         return self.states.get(client_index)

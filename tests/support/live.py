@@ -4,7 +4,7 @@ Only signing is replaced: `PlainSigner` writes the transactions that the venue's
 HTTP, so that this runs where the SDK is not installed.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 import pytest
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
+from support.fake_exchange import ACCOUNT, CANCEL, CREATE, GROUP, KEY_INDEX, FakeExchange, Ledger, hash_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
@@ -69,14 +69,19 @@ class PlainSigner:
     def check(self) -> None:
         pass
 
-    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
+    def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
         kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}
-        fields = {
-            "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
-            "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
-            "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
-        }  # fmt: skip
-        return self._signed(CREATE, fields, nonce)
+        parts: list[dict[str, Any]] = [
+            {
+                "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
+                "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
+                "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
+            }
+            for order in orders
+        ]  # fmt: skip
+        if len(parts) == 1:
+            return self._signed(CREATE, parts[0], nonce)
+        return self._signed(GROUP, {"GroupingType": {2: 1, 3: 3}[len(parts)], "Orders": parts}, nonce)
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         return self._signed(CANCEL, {"MarketIndex": market_id, "Index": index}, nonce)
@@ -95,9 +100,10 @@ class PlainSigner:
     async def close(self) -> None:
         await self._http.close()
 
-    def _signed(self, kind: int, fields: dict[str, int], nonce: int) -> Signed:
+    def _signed(self, kind: int, fields: dict[str, Any], nonce: int) -> Signed:
         whole = {"AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "Nonce": nonce, **fields}
-        return Signed(kind, orjson.dumps(whole).decode())
+        text = orjson.dumps(whole).decode()
+        return Signed(kind, text, hash_of(text))
 
 
 def live_settings(url: str, **more: str) -> Settings:

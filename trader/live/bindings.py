@@ -1,15 +1,18 @@
 """Bindings of models to accounts of the venue: each model keeps one account permanently."""
 
+import logging
 from collections.abc import Mapping
 from decimal import Decimal
 
 from trader.agents.sql.models import select_models
-from trader.core.errors import StartError
+from trader.core.errors import MarketDataError, StartError
 from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.live.ledger import LiveContext
 from trader.live.sql.venue_orders import Binding, insert_venue_account, select_venue_accounts
+
+log = logging.getLogger("trader.live")
 
 
 class Bindings:
@@ -40,9 +43,19 @@ class Bindings:
         :raises StartError: the model is bound to another account, or its account cannot be opened
         :raises MarketDataError: the venue does not answer
         """
+        at_venue = known.account_index if known is not None else index
+        assert at_venue is not None
+        try:
+            refusal = await (await self._context.venue.account(at_venue)).records.refusal()
+        except MarketDataError as error:
+            if known is None:
+                raise
+            log.warning("%s: the mode of the venue's account is unknown: %s", account_id, error)
+            refusal = None
+        if refusal is not None:
+            raise StartError(f"The venue's account {at_venue}, assigned to {account_id}, {refusal}.")
         if known is None:
-            assert index is not None
-            return await self._open(account_id, index)
+            return await self._open(account_id, at_venue)
         if index is not None and known.account_index != index:
             raise StartError(
                 f"The books of {account_id} belong to the venue's account {known.account_index}; its row in "

@@ -290,7 +290,7 @@ async def test_an_unreachable_venue_leaves_the_order_unknown_until_it_answers(
 ) -> None:
     venue, orders = venue_and_orders
     venue.send_faults = ["lose_after"]
-    venue.read_faults = ["ok", "ok", *["500"] * 20]
+    venue.read_faults = ["ok", *["500"] * 20]
     outcome = await orders.place(order())
     assert isinstance(outcome, Unknown)
     assert isinstance(await orders.resolve(order(), outcome.nonce, LATER), Unknown)

@@ -7,7 +7,7 @@ sign, paid by the side that `direction` names; margin fractions are in hundredth
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -37,7 +37,9 @@ ANSWER_LIMIT_S: Final = 10.0
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _TRIES_MAX: Final = 4
 _PAUSE_S: Final = 1.0
-_PAUSE_S_MAX: Final = 30.0
+_PAUSE_S_MAX: Final = 3.0
+"""Callers hold an account meanwhile; a rate limit that lasts longer is an error of the request."""
+
 _OK: Final = 200
 _TOO_MANY: Final = 429
 _DECIMALS_MAX: Final = 18
@@ -47,6 +49,18 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR: Final = timedelta(hours=1)
 
 T = TypeVar("T")
+
+
+class VenueRefusal(MarketDataError):
+    """The venue answered with a code of its own."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Code(msgspec.Struct):
+    code: int
 
 
 class _Detail(msgspec.Struct):
@@ -60,6 +74,7 @@ class _Detail(msgspec.Struct):
     min_initial_margin_fraction: int
     maintenance_margin_fraction: int
     last_trade_price: float = 0.0
+    market_type: str = "perp"
 
 
 class _Details(msgspec.Struct):
@@ -144,6 +159,8 @@ class LighterApi:
         details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
         listings = {}
         for detail in details.order_book_details:
+            if detail.market_type != "perp":  # an id does not tell the type
+                continue
             symbol = canonical_symbol(detail.symbol)
             try:
                 market = _market(symbol, detail)
@@ -215,14 +232,18 @@ class LighterApi:
             await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
             pause_s *= 2
         if status != _OK:
-            raise MarketDataError(f"{path}: the venue answered with status {status}: {_excerpt(body)}")
+            message = f"{path}: the venue answered with status {status}: {_excerpt(body)}"
+            try:
+                code = _CODE.decode(body).code
+            except msgspec.DecodeError:
+                raise MarketDataError(message) from None
+            raise VenueRefusal(code, message)
         try:
             answer = decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
-        code = getattr(answer, "code", _OK)
-        if code != _OK:
-            raise MarketDataError(f"{path}: the venue answered with code {code}: {_excerpt(body)}")
+        if (code := getattr(answer, "code", _OK)) != _OK:
+            raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {_excerpt(body)}")
         return answer
 
     async def _ask(
@@ -240,6 +261,33 @@ class LighterApi:
                 return answer.status, _seconds(answer.headers.get("Retry-After")), body
         except (aiohttp.ClientError, TimeoutError) as error:
             raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
+
+
+class Listings:
+    """The markets that the service trades, as the venue lists them now. One that it once listed keeps its number."""
+
+    def __init__(self, api: LighterApi, symbols: Collection[str]) -> None:
+        self._api = api
+        self._wanted = symbols
+        self._listed: dict[str, Listing] = {}
+
+    async def read(self) -> None:
+        """Read the listings again. Raise `MarketDataError`."""
+        listed = await self._api.listings()
+        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self._listed.items()}
+        self._listed = gone | {symbol: new for symbol, new in listed.items() if symbol in self._wanted}
+
+    def get(self, symbol: str) -> Listing | None:
+        """Return a market as it was read last."""
+        return self._listed.get(symbol)
+
+    def symbol_of(self, market_id: int) -> str:
+        """Return the symbol of a market; for one that is not traded here, words that name it."""
+        symbols = (symbol for symbol, listing in self._listed.items() if listing.market_id == market_id)
+        return next(symbols, f"market {market_id}")
+
+    def __bool__(self) -> bool:
+        return bool(self._listed)
 
 
 def _market(symbol: str, detail: _Detail) -> Market:
@@ -306,6 +354,7 @@ def _excerpt(body: bytes) -> str:
     return body[:200].decode(errors="replace")
 
 
+_CODE: Final = msgspec.json.Decoder(_Code)
 _DETAILS: Final = msgspec.json.Decoder(_Details)
 _BOOK_ORDERS: Final = msgspec.json.Decoder(_BookOrders)
 _CANDLES: Final = msgspec.json.Decoder(_Candles)

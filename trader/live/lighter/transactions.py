@@ -1,12 +1,18 @@
-"""Transactions of one account at Lighter: nonces, sending with the venue's client, and interpreting its answers."""
+"""Transactions of one account at Lighter: nonces, sending with the venue's client, and what became of them.
 
-from asyncio import timeout
+The answer to a sending says only whether the venue took the transaction; what came of it says its own status.
+"""
+
+from asyncio import sleep, timeout
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
-from trader.live.lighter.api import LighterApi
+from trader.core.clock import EPOCH
+from trader.live.lighter.api import LighterApi, VenueRefusal
 from trader.live.lighter.signer import Signed, Signer
 
 INVALID_NONCE: Final = 21104
@@ -14,7 +20,24 @@ INDEX_EXISTS: Final = 21728
 INACTIVE: Final = frozenset({21600, 21709, 21715})
 """The venue's codes for canceling an order that is not open."""
 
+REFUSALS: Final = frozenset(
+    {
+        *range(21100, 21115), *range(21116, 21142), 21149, 21501, 21504, 21505, *range(21507, 21509),
+        *range(21511, 21517), 21600, 21601, 21602, 21603, *range(21605, 21627), *range(21700, 21746),
+        *range(21801, 21810),
+    }
+)  # fmt: skip
+"""The venue's published codes for a transaction that it does not execute. Any other answer proves nothing."""
+
+_BUSY: Final = frozenset({21506, 23000})
+_OK, _TOO_MANY = 200, 429
+_BUSY_PAUSES: Final = (3, 6, 12)
+"""Pauses before a transaction that the venue was too busy to take is sent again, in units of the usual pause."""
+
+_NOT_FOUND: Final = frozenset({21500, 29404})
+_LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class _NextNonce(msgspec.Struct):
@@ -22,24 +45,58 @@ class _NextNonce(msgspec.Struct):
     code: int = 200
 
 
+class _Transaction(msgspec.Struct):
+    hash: str
+    status: int
+    nonce: int
+    api_key_index: int
+    executed_at: int = 0
+    code: int = 200
+
+
+class _Transactions(msgspec.Struct):
+    txs: list[_Transaction] | None = None
+    code: int = 200
+
+
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
+_TRANSACTION: Final = msgspec.json.Decoder(_Transaction)
+_TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
+
+
+class Fate(Enum):
+    """What the venue answered to a transaction. LOST is no answer, or one that proves nothing."""
+
+    ACCEPTED = 1
+    REFUSED = 2
+    BUSY = 3
+    LOST = 4
 
 
 class SendAnswer(msgspec.Struct, frozen=True):
-    """The venue's answer to a transaction: accepted, refused with a code, or (`is_known` False) lost."""
+    """The venue's answer to a transaction."""
 
-    is_known: bool
-    is_accepted: bool = False
+    fate: Fate
     code: int = 0
     reason: str = ""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What became of a transaction. `is_other`: another one used its nonce, so it can never be executed."""
+
+    is_executed: bool
+    is_failed: bool
+    executed_at: datetime
+    is_other: bool = False
 
 
 class Transactions:
     """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
 
-    def __init__(self, api: LighterApi, signer: Signer, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
+    def __init__(self, api: LighterApi, signer: Signer, *, pause_s: float, send_limit_s: float = _SEND_LIMIT_S) -> None:
         self._api = api
         self._signer = signer
+        self._pause_s = pause_s
         self._send_limit_s = send_limit_s
         self._is_halted = False
 
@@ -55,44 +112,82 @@ class Transactions:
         }
         return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
 
-    async def cancel(self, market_id: int, index: int, *, nonce: int) -> SendAnswer:
-        """Send the cancellation of an order, identified by the venue's index or ours."""
-        return await self.send(self._signer.cancel_order(market_id, index, nonce=nonce))
+    async def find(self, attempt: str) -> Sent | None:
+        """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
+
+        If the venue does not know its hash, the account's latest transactions say whether another used its nonce.
+        """
+        nonce, _, digest = attempt.partition(":")
+        try:
+            return _sent(await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION), digest)
+        except VenueRefusal as error:
+            if error.code not in _NOT_FOUND:
+                raise
+        parameters: dict[str, str | int] = {
+            "by": "account_index", "value": self._signer.account_index, "limit": _LATEST,
+        }  # fmt: skip
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountTxs", parameters, _TRANSACTIONS, authorization=token)
+        name = (self._signer.key_index, int(nonce))
+        found = [_sent(each, digest) for each in answer.txs or () if (each.api_key_index, each.nonce) == name]
+        return next((sent for sent in found if sent.is_executed or not sent.is_other), None)
+
+    async def cancel(self, market_id: int, index: int, *, nonce: int) -> tuple[str, SendAnswer]:
+        """Send the cancellation of an order, named by the venue's index or ours. Return its attempt and the answer."""
+        signed = self._signer.cancel_order(market_id, index, nonce=nonce)
+        return f"{nonce}:{signed.hash}", await self.send(signed)
 
     async def send(self, signed: Signed) -> SendAnswer:
-        """Send with the venue's own client. An unintelligible answer counts as lost."""
+        """Send with the venue's own client; again, after a pause, while the venue is too busy to take it."""
+        answer = await self._send(signed)
+        for pauses in _BUSY_PAUSES:
+            if answer.fate is not Fate.BUSY:
+                break
+            await sleep(self._pause_s * pauses)
+            answer = await self._send(signed)
+        return answer
+
+    async def _send(self, signed: Signed) -> SendAnswer:
         if self._is_halted:
-            return _lost("this process no longer trades")
+            return SendAnswer(Fate.LOST, reason="this process no longer trades")
         try:
             async with timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
         except self._signer.status_error as error:
             return _answer_of(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return _lost(f"the venue did not answer: {str(error) or type(error).__name__}")
+            return SendAnswer(Fate.LOST, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
-            return _lost(f"the venue's answer cannot be decoded: {error}")
+            return SendAnswer(Fate.LOST, reason=f"the venue's answer cannot be decoded: {error}")
         code = getattr(answer, "code", None)  # the SDK does not check that an answer is complete
-        if not isinstance(code, int):
-            return _lost(f"the venue's answer cannot be decoded: {answer}")
-        return SendAnswer(
-            is_known=True, is_accepted=code == 200, code=code, reason=str(answer.message or f"code {code}")
-        )
+        return SendAnswer(_fate(_OK, code), code if isinstance(code, int) else 0, f"the venue answered with {answer}")
 
 
-def _lost(reason: str) -> SendAnswer:
-    return SendAnswer(is_known=False, reason=reason)
+def _fate(status: object, code: object) -> Fate:
+    if (status, code) == (_OK, _OK):
+        return Fate.ACCEPTED
+    if status in (_OK, 400, _TOO_MANY) and (code in _BUSY or (status == _TOO_MANY and not code)):
+        return Fate.BUSY
+    return Fate.REFUSED if code in REFUSALS and status in (_OK, 400) else Fate.LOST
 
 
 def _answer_of(error: Exception) -> SendAnswer:
-    """Interpret the SDK's error: a status of 400 to 499 is a refusal by the venue, anything else a lost answer."""
+    """Interpret the SDK's error: only a code that the venue published for a refusal is one."""
     status, body = getattr(error, "status", None), getattr(error, "body", None)
     reason = f"the venue answered with status {status}: {str(body)[:200]}"
-    if not isinstance(status, int) or not 400 <= status < 500:
-        return _lost(reason)
     try:
         decoded = msgspec.json.decode(body or "{}")
     except msgspec.DecodeError:
         decoded = {}
     code = decoded.get("code", 0) if isinstance(decoded, dict) else 0
-    return SendAnswer(is_known=True, code=code if isinstance(code, int) else 0, reason=reason)
+    return SendAnswer(_fate(status, code), code if isinstance(code, int) else 0, reason)
+
+
+def _sent(transaction: _Transaction, digest: str) -> Sent:
+    """Interpret a status: 0 refused by the sequencer, 1 pending, 2 executed, 3 executed and final."""
+    return Sent(
+        is_executed=transaction.status >= 2,
+        is_failed=transaction.status == 0,
+        executed_at=EPOCH + transaction.executed_at * _MILLISECOND,
+        is_other=transaction.hash.removeprefix("0x").lower() != digest.removeprefix("0x").lower(),
+    )

@@ -21,8 +21,8 @@ from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.venue import VenueAccounts
-from trader.market.domain.markets import SimulatedMarket
+from trader.live.venue import Remember, VenueAccounts
+from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.settings import Settings
 
@@ -30,12 +30,15 @@ from trader.settings.settings import Settings
 class TemplateOrders:
     """Convert prices and quantities to the venue's units here; refuse values that are not whole ticks or lots."""
 
-    async def place(self, order: VenueOrder) -> SendOutcome:
-        """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger."""
+    async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
+        """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger.
+
+        Send the stop and target as one group with their order, so that a fill is never without them.
+        """
         raise NotImplementedError
 
-    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
-        """Decide how to resolve a lost order: by using up its nonce, or by the venue's client order id.
+    async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
+        """Decide by what the venue says about the attempt: a transaction's hash, or the venue's client order id.
 
         After its expiry by the venue's clock, look it up more than once where reads lag behind the matching engine.
         """
@@ -71,6 +74,15 @@ class TemplateRecords:
 
     async def position(self, symbol: str) -> Decimal:
         """Sign by the side: longs are positive."""
+        raise NotImplementedError
+
+    async def refusal(self) -> str | None:
+        """Read the account's mode where the venue has several."""
+        raise NotImplementedError
+
+    @property
+    def answered_at(self) -> datetime | None:
+        """Take it from the header `Date`, or from what the venue writes into its answers."""
         raise NotImplementedError
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
