@@ -177,7 +177,7 @@ async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench)
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
     await bench.see({}, after_s=LAG_S)
-    bench.venue.send_faults = ["busy"] * 10
+    bench.venue.send_faults = ["busy"] * 100
     await bench.synchronize()
     assert "is not open at the venue" in bench.exchange.troubles["apex"]
     assert len(bench.account().resting) == 1
@@ -576,7 +576,7 @@ async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_
 
 async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
-    bench.venue.trade_by_hand("ETH", "2")
+    bench.venue.trade_by_hand("ETH", "0.2")
     trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
     await bench.see({}, after_s=LAG_S)
     await bench.synchronize()

@@ -163,7 +163,8 @@ class Schedule:
 
     async def nonce(self) -> None:
         """Another sender uses the key."""
-        self.venue.ledger.next_nonce += self.random.randint(1, 3)
+        for _ in range(self.random.randint(1, 3)):
+            self.venue.use_nonce()
 
     async def lose(self) -> None:
         """From now on, the venue does not report one of its resting orders."""

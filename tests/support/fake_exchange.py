@@ -170,6 +170,9 @@ class FakeExchange(FakeVenue):
         self.hashes: dict[str, str] = {}
         """The hashes of signed texts, where they are not `hash_of` the text."""
 
+        self.odd_answers: list[tuple[int, str, bool]] = []
+        """Answers to the next transactions: status, text, and whether they are executed nevertheless."""
+
         self.sequencer_refuses: set[int] = set()
         """The client indexes of orders that the venue accepts and the sequencer then refuses."""
 
@@ -216,6 +219,10 @@ class FakeExchange(FakeVenue):
         late, self.late = self.late, []
         for kind, transaction in late:
             self._execute(kind, transaction)
+
+    def use_nonce(self) -> None:
+        """Another sender uses the key of `ACCOUNT`."""
+        self._take(self.ledger, CANCEL, {"Nonce": self.next_nonce, "hash": f"another's {self.next_nonce}"}, EXECUTED)
 
     def fault_at_random(self, random: Random, share: float) -> None:
         """Plan faults for the next transactions and queries."""
@@ -329,6 +336,11 @@ class FakeExchange(FakeVenue):
         self.sent.append((kind, transaction))
         if self.is_down:
             return web.Response(status=503, text="maintenance")
+        if self.odd_answers:
+            status, text, is_executed = self.odd_answers.pop(0)
+            if is_executed:
+                self._execute(kind, transaction)
+            return web.Response(status=status, text=text, content_type="application/json")
         fault = self.send_faults.pop(0) if self.send_faults else "ok"
         if fault == "late":
             self.late.append((kind, transaction))
@@ -365,14 +377,8 @@ class FakeExchange(FakeVenue):
         names = {name for order in standing for name in (order.index, order.client_index)}
         if kind == CANCEL and self.refuses_idle_ends and transaction["Index"] not in names:
             return 21715, "inactive order"
-        ledger.next_nonce += 1
         is_refused = any(order["ClientOrderIndex"] in self.sequencer_refuses for order in created)
-        ledger.transactions.append({
-            "code": 200, "hash": transaction["hash"], "type": kind, "status": FAILED if is_refused else EXECUTED,
-            "nonce": transaction["Nonce"], "account_index": ledger.index, "api_key_index": KEY_INDEX,
-            "executed_at": int(self._time().timestamp() * 1000), "info": orjson.dumps(transaction).decode(),
-            "event_info": "{}",
-        })  # fmt: skip
+        self._take(ledger, kind, transaction, FAILED if is_refused else EXECUTED)
         if created and not is_refused:
             parent, *children = [self._create(ledger, order) for order in created]
             for child in children:
@@ -387,6 +393,14 @@ class FakeExchange(FakeVenue):
                     if child.parent == order.index and child.status == "in-progress":
                         child.status = "canceled-child"
         return None
+
+    def _take(self, ledger: Ledger, kind: int, transaction: dict[str, Any], status: int) -> None:
+        ledger.next_nonce += 1
+        ledger.transactions.append({
+            "code": 200, "hash": transaction["hash"], "type": kind, "status": status, "nonce": transaction["Nonce"],
+            "account_index": ledger.index, "api_key_index": KEY_INDEX, "event_info": "{}",
+            "executed_at": int(self._time().timestamp() * 1000), "info": orjson.dumps(transaction).decode(),
+        })  # fmt: skip
 
     def _create(self, ledger: Ledger, transaction: dict[str, Any]) -> Standing:
         market = next(known for known in self.markets.values() if known.market_id == transaction["MarketIndex"])
@@ -431,6 +445,7 @@ class FakeExchange(FakeVenue):
     async def _orders(self, request: web.Request) -> web.StreamResponse:
         orders = self._asked_of(request).orders
         asked = [int(text) for text in request.query["client_order_indexes"].split(",")]
+        assert len(asked) <= 20
         shown = [orders[index].shown() for index in asked if index in orders and index not in self.hidden]
         return await self._tell_of(request, {"orders": shown or None})
 

@@ -145,8 +145,8 @@ def advance(sent: SentOrder, event: OrderEvent, **changes: Any) -> SentOrder:
 class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     """A trade of the account at the venue. `client_index` identifies its order; None if the venue names none.
 
-    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order, anything
-    else (such as a liquidation) for a trade that the venue made on its own.
+    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order,
+    `market-settlement` at the end of a market, anything else (such as a liquidation) for another of its own.
     """
 
     trade_id: int
@@ -161,10 +161,6 @@ class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
     @property
-    def is_forced(self) -> bool:
-        return self.kind != "trade"
-
-    @property
     def cause(self) -> Cause:
         """The cause of a trade that none of our orders made."""
-        return Cause.LIQUIDATION if self.is_forced else Cause.MANUAL
+        return {"trade": Cause.MANUAL, "market-settlement": Cause.ENDED}.get(self.kind, Cause.LIQUIDATION)

@@ -68,6 +68,9 @@ class TemplateOrders:
 class TemplateRecords:
     """Check that every number is finite and, if required, positive. Raise `MarketDataError` otherwise."""
 
+    answered_at: datetime | None = None
+    """Take it from the header `Date`, or from what the venue writes into its answers."""
+
     async def report(self) -> VenueReport:
         """Take positions, orders and balance from the same moment, or read again: a difference stops the account."""
         raise NotImplementedError
@@ -80,11 +83,6 @@ class TemplateRecords:
         """Read the account's mode where the venue has several."""
         raise NotImplementedError
 
-    @property
-    def answered_at(self) -> datetime | None:
-        """Take it from the header `Date`, or from what the venue writes into its answers."""
-        raise NotImplementedError
-
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         """Convert basis points or millionths to fractions."""
         raise NotImplementedError
@@ -94,7 +92,7 @@ class TemplateRecords:
         raise NotImplementedError
 
     async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
-        """Give forced trades a `kind` by which `VenueFill.is_forced` recognizes them."""
+        """Give forced trades a `kind` by which `VenueFill.cause` recognizes them."""
         raise NotImplementedError
 
     async def fundings_since(self, since: datetime) -> Sequence[VenueFunding]:
