@@ -82,6 +82,9 @@ class MemoryAccount:
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
         return {index: self.states[index] for index in client_indexes if index in self.states}
 
+    async def opened_since(self, since: datetime) -> Collection[int]:
+        return ()
+
     async def cancel(self, order: VenueOrderState) -> SendOutcome:
         state = self.states[order.client_index]
         if not state.is_final:

@@ -170,6 +170,11 @@ class FakeExchange(FakeVenue):
         self.hashes: dict[str, str] = {}
         """The hashes of signed texts, where they are not `hash_of` the text."""
 
+        self.failing: set[str] = set()
+        """The last parts of the paths of queries that fail."""
+
+        self.average_places = 6
+        self.trading_mode = 0
         self.odd_answers: list[tuple[int, str, bool]] = []
         """Answers to the next transactions: status, text, and whether they are executed nevertheless."""
 
@@ -243,10 +248,10 @@ class FakeExchange(FakeVenue):
         """A person trades the account at the venue."""
         self._trade(self.ledgers[index], self.markets[symbol], Decimal(quantity), None, client_index=99)
 
-    def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
+    def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT, kind: str = "liquidation") -> None:
         """The venue takes a position away."""
         market, ledger = self.markets[symbol], self.ledgers[index]
-        self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind="liquidation")
+        self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind=kind)
 
     def pay_funding(self, symbol: str, hour: datetime, rate: str, *, index: int = ACCOUNT) -> None:
         """Pay funding at the mark; longs pay a positive rate."""
@@ -481,15 +486,17 @@ class FakeExchange(FakeVenue):
                     "market_id": market_id,
                     "sign": 1 if quantity > 0 else -1,
                     "position": str(abs(quantity)),
-                    "avg_entry_price": f"{cost / quantity:.6f}",
+                    "avg_entry_price": f"{cost / quantity:.{self.average_places}f}",
                 }
                 for market_id, (quantity, cost) in ledger.held.items()
                 if quantity
             ]
         collateral = f"{ledger.collateral:.6f}"
-        return await self._tell_of(
-            request, {"accounts": [{"index": ledger.index, "collateral": collateral, "positions": shown}]}
-        )
+        account = {
+            "index": ledger.index, "account_trading_mode": self.trading_mode, "collateral": collateral,
+            "positions": shown,
+        }  # fmt: skip
+        return await self._tell_of(request, {"accounts": [account]})
 
     async def _limits(self, request: web.Request) -> web.StreamResponse:
         self._asked_of(request)
@@ -520,7 +527,7 @@ class FakeExchange(FakeVenue):
         return await self._tell_of(request, _page(request, "position_fundings", newest))
 
     async def _tell_of(self, request: web.Request, body: dict[str, Any], *, status: int = 200) -> web.StreamResponse:
-        if self.is_down:
+        if self.is_down or request.path.rpartition("/")[2] in self.failing:
             return web.Response(status=503, text="maintenance")
         match self.read_faults.pop(0) if self.read_faults else "ok":
             case "500":

@@ -57,6 +57,10 @@ class OrderGateway(Protocol):
         """Return the present states by client index, omitting orders that the venue does not know."""
         ...
 
+    async def opened_since(self, since: datetime) -> Collection[int]:
+        """Return the client indexes of the orders that could open which were sent with our key since `since`."""
+        ...
+
     async def cancel(self, order: VenueOrderState) -> SendOutcome:
         """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: the venue does not know it."""
         ...

@@ -334,11 +334,7 @@ class OperatorCommands:
     # --- flattening ---------------------------------------------------------------------------------------------------
 
     async def _flatten(self, command: OperatorCommand, progress: "_Progress") -> None:
-        accounts = [
-            account
-            for account in self._exchange.accounts.values()
-            if command.covers(account.id) and not (account.is_idle and not self._exchange.undecided(account.id))
-        ]
+        accounts = [account for account in self._exchange.accounts.values() if command.covers(account.id)]
         positions = sum(len(account.positions) for account in accounts)
 
         async def flatten(account: Account) -> None:

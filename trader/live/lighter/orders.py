@@ -166,6 +166,10 @@ class LighterOrders:
             found = await self._ask("accountActiveOrders") | found
         return {index: found[index] for index in client_indexes if index in found}
 
+    async def opened_since(self, since: datetime) -> set[int]:
+        """Return the client indexes of the orders that could open which were sent with this key since `since`."""
+        return await self._transactions.opened_since(since)
+
     async def _ask(self, path: str, **parameters: str) -> dict[int, VenueOrderState]:
         asked: dict[str, str | int] = {"account_index": self._signer.account_index, **parameters}
         token = self._signer.authorization()

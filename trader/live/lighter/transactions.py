@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from trader.core.clock import EPOCH
+from trader.core.errors import MarketDataError
 from trader.live.lighter.api import LighterApi, VenueRefusal
 from trader.live.lighter.signer import Signed, Signer
 
@@ -22,9 +23,8 @@ INACTIVE: Final = frozenset({21600, 21709, 21715})
 
 REFUSALS: Final = frozenset(
     {
-        *range(21100, 21115), *range(21116, 21142), 21149, 21501, 21504, 21505, *range(21507, 21509),
-        *range(21511, 21517), 21600, 21601, 21602, 21603, *range(21605, 21609), *range(21611, 21627), *range(21700, 21746),
-        *range(21801, 21810),
+        *range(21100, 21115), *range(21116, 21142), 21149, 21501, 21504, 21505, 21507, 21508, *range(21511, 21517),
+        *range(21600, 21604), *range(21605, 21609), *range(21611, 21627), *range(21700, 21746), *range(21801, 21810),
     }
 )  # fmt: skip
 """The venue's published codes for a transaction that it does not execute. Any other answer proves nothing."""
@@ -51,7 +51,19 @@ class _Transaction(msgspec.Struct):
     nonce: int
     api_key_index: int
     executed_at: int = 0
+    info: str = "{}"
     code: int = 200
+
+
+class _Order(msgspec.Struct, rename="pascal"):
+    client_order_index: int = 0
+    reduce_only: int = 1
+
+
+class _Info(_Order, rename="pascal"):
+    """The text of a transaction: its order, or those of a group."""
+
+    orders: list[_Order] = []
 
 
 class _Transactions(msgspec.Struct):
@@ -61,6 +73,7 @@ class _Transactions(msgspec.Struct):
 
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
 _TRANSACTION: Final = msgspec.json.Decoder(_Transaction)
+_INFO: Final = msgspec.json.Decoder(_Info)
 _TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
 
 
@@ -123,14 +136,26 @@ class Transactions:
         except VenueRefusal as error:
             if error.code not in _NOT_FOUND:
                 raise
+        found = [_sent(each, digest) for each in await self._latest() if each.nonce == int(nonce)]
+        return next((sent for sent in found if sent.is_executed or not sent.is_other), None)
+
+    async def opened_since(self, since: datetime) -> set[int]:
+        """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""
+        recent = [each for each in await self._latest() if _moment(each) >= since]
+        try:
+            infos = [_INFO.decode(each.info) for each in recent]
+        except msgspec.DecodeError as error:
+            raise MarketDataError(f"/api/v1/accountTxs: a transaction cannot be decoded: {error}") from error
+        return {order.client_order_index for info in infos for order in (info, *info.orders) if not order.reduce_only}
+
+    async def _latest(self) -> list[_Transaction]:
+        """Return the latest transactions of this key, newest first."""
         parameters: dict[str, str | int] = {
             "by": "account_index", "value": self._signer.account_index, "limit": _LATEST,
         }  # fmt: skip
         token = self._signer.authorization()
         answer = await self._api.get("/api/v1/accountTxs", parameters, _TRANSACTIONS, authorization=token)
-        name = (self._signer.key_index, int(nonce))
-        found = [_sent(each, digest) for each in answer.txs or () if (each.api_key_index, each.nonce) == name]
-        return next((sent for sent in found if sent.is_executed or not sent.is_other), None)
+        return [each for each in answer.txs or () if each.api_key_index == self._signer.key_index]
 
     async def cancel(self, market_id: int, index: int, *, nonce: int) -> tuple[str, SendAnswer]:
         """Send the cancellation of an order, named by the venue's index or ours. Return its attempt and the answer."""
@@ -188,6 +213,10 @@ def _sent(transaction: _Transaction, digest: str) -> Sent:
     return Sent(
         is_executed=transaction.status >= 2,
         is_failed=transaction.status == 0,
-        executed_at=EPOCH + transaction.executed_at * _MILLISECOND,
+        executed_at=_moment(transaction),
         is_other=transaction.hash.removeprefix("0x").lower() != digest.removeprefix("0x").lower(),
     )
+
+
+def _moment(transaction: _Transaction) -> datetime:
+    return EPOCH + transaction.executed_at * _MILLISECOND

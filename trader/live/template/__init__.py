@@ -52,6 +52,10 @@ class TemplateOrders:
         """Use one request for all of them where the venue has one."""
         raise NotImplementedError
 
+    async def opened_since(self, since: datetime) -> Collection[int]:
+        """Name them all, or none where the venue does not say which key sent an order."""
+        raise NotImplementedError
+
     async def cancel(self, order: VenueOrderState) -> SendOutcome:
         """Read the order after its cancellation: it may have filled first."""
         raise NotImplementedError
