@@ -76,24 +76,18 @@ class MemoryAccount:
     async def refusal(self) -> str | None:
         return None
 
-    async def find(self, client_index: int) -> VenueOrderState | None:
-        return self.states.get(client_index)
-
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
         return {index: self.states[index] for index in client_indexes if index in self.states}
 
     async def opened_since(self, since: datetime) -> Collection[int]:
         return ()
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
-        state = self.states[order.client_index]
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        state = self.states[client_index]
         if not state.is_final:
             state = msgspec.structs.replace(state, is_final=True, status="cancelled")
-            self.states[order.client_index] = state
+            self.states[client_index] = state
         return Placed(state)
-
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        return self._certain(order)
 
     async def pause(self) -> None:
         pass

@@ -94,8 +94,9 @@ class Outbox:
     @property
     def trouble(self) -> str | None:
         """Which orders are unknown, and why: until they are known, the account opens nothing."""
-        orders = [sent for sent in self._undecided() if sent.client_index in self._waiting]
-        return "; ".join(f"order {sent.client_index} of {sent.symbol}: {self._reason(sent)}" for sent in orders) or None
+        unknown = [sent for sent in self._undecided() if sent.client_index in self._waiting]
+        texts = (f"order {sent.client_index} of {sent.symbol}: {self._waiting[sent.client_index]}" for sent in unknown)
+        return "; ".join(texts) or None
 
     @property
     def records(self) -> AccountRecords:
@@ -182,54 +183,39 @@ class Outbox:
         shown = sorted(states.items(), key=lambda item: item[1].venue_index)
         changed = [(standing[index], state) for index, state in shown]
         booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
-        gone = (self._write_off_in_time(sent) for index, sent in standing.items() if index not in states)
+        before = self._context.clock.now() - LAG_MAX
+        gone = (
+            self.cancel(sent) for index, sent in standing.items() if index not in states and sent.changed_at <= before
+        )
         await run_each(chain(booked, gone))
 
-    async def cancel(self, sent: SentOrder, reason: str) -> bool:
-        """Cancel an order and book its fills so far. Return whether it is certainly no longer open.
+    async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
+        """Cancel an order and book its fills so far. Return whether it is certainly no longer open."""
+        sent = msgspec.structs.replace(sent, reason=reason)
+        outcome = await self._account.orders.cancel(sent.symbol, sent.client_index)
+        if isinstance(outcome, Placed):
+            return (await self._book(sent, outcome.state)).sent.status is SentStatus.DONE
+        # One that was never shown may still have been accepted.
+        return isinstance(outcome, Refused) and sent.status is SentStatus.STANDING and await self._write_off(sent)
+
+    async def cancel_foreign(self, symbol: str, client_index: int) -> None:
+        """Cancel an order at the venue that is not in the ledger."""
+        await self._account.orders.cancel(symbol, client_index)
+
+    async def _write_off(self, sent: SentOrder) -> bool:
+        """Write off a canceled order that the venue no longer knows. Return whether that is certain.
+
+        Book its trades. If the ledger then holds a different position than the venue, some trades are missing and it is
+        not certain, except for a stop or target, whose successor can only reduce.
 
         :raises MarketDataError: the venue does not answer
         """
-        state = await self._account.orders.find(sent.client_index)
-        if state is None:
-            if sent.status is not SentStatus.STANDING:
-                return False  # the venue may still have accepted it
-            return await self.write_off(msgspec.structs.replace(sent, reason=reason))
-        if not state.is_final:
-            outcome = await self._account.orders.cancel(state)
-            if isinstance(outcome, Unknown):
-                return False
-            state = outcome.state if isinstance(outcome, Placed) else state
-        if not state.is_final:
-            return False
-        return await self._ends(msgspec.structs.replace(sent, reason=reason), state)
-
-    async def cancel_foreign(self, client_index: int) -> None:
-        """Cancel an order at the venue that is not in the ledger. Raise `MarketDataError`."""
-        state = await self._account.orders.find(client_index)
-        if state is not None and not state.is_final:
-            await self._account.orders.cancel(state)
-
-    async def write_off(self, sent: SentOrder) -> bool:
-        """Write off an order that the venue no longer knows. Return whether that is certain.
-
-        Cancel it first, so that an order that the venue merely does not show can fill nothing more. Book its trades. If
-        the ledger then holds a different position than the venue, some trades are missing and it is not certain, except
-        for a stop or target, whose successor can only reduce.
-
-        :raises MarketDataError: the venue does not answer
-        """
-        match await self._account.orders.cancel_unlisted(sent.order):
-            case Placed(state):
-                return await self._ends(sent, state)
-            case Unknown():
-                return False
         assert sent.venue_index is not None
         unbooked = await self._ledger.unbooked(await self.records.fills_of(sent.venue_index))
         quantity = sum((fill.quantity for fill in unbooked), ZERO)
         held = self._ledger.account.positions.get(sent.symbol)
         ours = sent.order.side.direction * quantity + (ZERO if held is None else held.side.direction * held.quantity)
-        theirs = await self.records.position(sent.symbol)
+        theirs = (await self.report()).positions.get(sent.symbol, ZERO)
         if not sent.is_protective and ours != theirs:
             return False
         log.error("%s: the venue no longer knows order %d", sent.account_id, sent.client_index)
@@ -244,7 +230,7 @@ class Outbox:
             status="unknown",
             is_shown=False,
         )
-        return await self._ends(msgspec.structs.replace(sent, reason=reason), state)
+        return (await self._book(msgspec.structs.replace(sent, reason=reason), state)).sent.status is SentStatus.DONE
 
     # Booking
 
@@ -257,12 +243,12 @@ class Outbox:
     def _transaction_lasts(self) -> timedelta:
         return timedelta(seconds=self._account.expires_s) + _EXPIRY_MARGIN
 
+    async def _find(self, client_index: int) -> VenueOrderState | None:
+        return (await self._account.orders.find_all([client_index])).get(client_index)
+
     def _undecided(self) -> list[SentOrder]:
         orders = self._ledger.open_orders.items()
         return [sent for index, sent in orders if sent.status is SentStatus.SENT or index in self._waiting]
-
-    def _reason(self, sent: SentOrder) -> str:
-        return f"{self._waiting[sent.client_index]} (since {sent.changed_at:%H:%M:%S})"
 
     async def _place(self, sent: Sequence[SentOrder]) -> OrderResult:
         first, ledger = sent[0], self._ledger
@@ -291,7 +277,7 @@ class Outbox:
     async def _book_child(self, child: SentOrder, outcome: SendOutcome) -> None:
         """Book the stop or target of an order by what became of their transaction."""
         if isinstance(outcome, Placed):
-            state = await self._account.orders.find(child.client_index)
+            state = await self._find(child.client_index)
             outcome = Unknown("the venue does not show it yet") if state is None else Placed(state)
         await self._book_outcome(child, outcome)
 
@@ -305,13 +291,6 @@ class Outbox:
         else:
             sent = (await self._book_outcome(sent, Refused("it was never sent"))).sent
         log.info("%s: order %d of %s is %s", sent.account_id, sent.client_index, sent.symbol, sent.status)
-
-    async def _write_off_in_time(self, sent: SentOrder) -> None:
-        if self._context.clock.now() - sent.changed_at >= LAG_MAX:
-            await self.write_off(sent)
-
-    async def _ends(self, sent: SentOrder, state: VenueOrderState) -> bool:
-        return (await self._book(sent, state)).sent.status is SentStatus.DONE
 
     async def _book_outcome(self, sent: SentOrder, outcome: SendOutcome) -> OrderResult:
         match outcome:
@@ -381,7 +360,7 @@ class Outbox:
         for read in range(_READS_MAX):
             if read:
                 await self._account.orders.pause()
-                state = await self._account.orders.find(sent.client_index) or state
+                state = await self._find(sent.client_index) or state
             if not state.is_final and sent.order.type is VenueOrderType.MARKET:
                 continue
             fills = await self.records.fills_of(state.venue_index) if state.filled else []

@@ -68,11 +68,11 @@ class ProtectiveOrders:
             return
         is_closing = position is not None and position.closing is not None
         # Keep an order that is being replaced until its successor is open.
-        waits = any(other.symbol == terms.symbol and other.type is terms.type for other in self._refused) or any(
-            other.symbol == terms.symbol and other.type is terms.type and other not in self.standing()
-            for other in wanted
+        waits = any(
+            (other.symbol, other.type) == (terms.symbol, terms.type) and other not in self.standing()
+            for other in self.wanted()
         )
-        if terms.symbol in self._outbox.unsettled or is_closing or (waits and position is not None):
+        if terms.symbol in self._outbox.unsettled or is_closing or waits:
             return
         await self._outbox.cancel(sent, "its position is gone or its plan has changed")
 

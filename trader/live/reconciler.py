@@ -153,7 +153,7 @@ class Reconciler:
             return False
         if (sent := open_orders.get(index)) is not None:
             return await outbox.cancel(sent, "its position is gone")
-        await outbox.cancel_foreign(index)
+        await outbox.cancel_foreign(report.protective_orders[index].symbol, index)
         return True
 
     async def _explain(self, differences: list[VenueDifference], report: VenueReport) -> bool:

@@ -49,10 +49,6 @@ class OrderGateway(Protocol):
         """
         ...
 
-    async def find(self, client_index: int) -> VenueOrderState | None:
-        """Return the present state of an order, or None when the venue does not know the client index."""
-        ...
-
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
         """Return the present states by client index, omitting orders that the venue does not know."""
         ...
@@ -61,12 +57,11 @@ class OrderGateway(Protocol):
         """Return the client indexes of the orders that could open which were sent with our key since `since`."""
         ...
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
-        """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: the venue does not know it."""
-        ...
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        """Cancel an order, even one that the venue does not show.
 
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel an order that the venue no longer shows. `Refused`: it does not rest; its final state is unknown."""
+        `Placed` has its final state, which may be filled; `Refused`: it does not rest, and its final state is unknown.
+        """
         ...
 
     async def pause(self) -> None:
@@ -79,10 +74,6 @@ class AccountRecords(Protocol):
 
     async def report(self) -> VenueReport:
         """Return signed positions, standing orders, and the balance: money − Σ position × entry price."""
-        ...
-
-    async def position(self, symbol: str) -> Decimal:
-        """Return the signed quantity held in a market; zero for none."""
         ...
 
     async def refusal(self) -> str | None:

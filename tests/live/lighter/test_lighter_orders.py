@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.fake_exchange import ACCOUNT, CREATE, GROUP, KEY_INDEX, FakeExchange
+from support.live import MARKETS, Sender
 from support.run_profile import is_nightly
 
 from trader.core.errors import MarketDataError, StartError
@@ -26,7 +27,6 @@ from trader.live.domain.orders import (
     Refused,
     SendOutcome,
     Unknown,
-    VenueOrderState,
     client_index_of,
 )
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
@@ -35,8 +35,6 @@ from trader.live.lighter.api import LighterApi, Listings
 from trader.live.lighter.records import signed_quantity
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, OrderTerms, Signed
 from trader.live.lighter.transactions import REFUSALS
-from trader.market.domain.markets import MARKETS as RULES
-from trader.market.domain.markets import Market
 from trader.settings.forms import Secret
 
 pytestmark = pytest.mark.sdk
@@ -45,11 +43,6 @@ sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is n
 D = Decimal
 BTC = 1
 VENUES = Path(__file__).parents[4] / "shared" / "data" / "venues"
-MARKETS = {
-    symbol: msgspec.structs.replace(RULES[symbol], tick=D(tick), lot=D("0.0001"))
-    for symbol, tick in (("BTC", "0.1"), ("ETH", "0.01"))
-}
-LATER = datetime(9999, 1, 1, tzinfo=UTC)
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "100"))
 
 
@@ -81,29 +74,6 @@ class RecordingSigner(LighterSigner):
     def _told(self, signed: Signed) -> Signed:
         self.venue.hashes[signed.text] = signed.hash
         return signed
-
-
-class Sender:
-    """Places orders at a `LighterAccount`, remembering their attempts."""
-
-    def __init__(self, account: LighterAccount, markets: Mapping[str, Market]) -> None:
-        self.account, self.markets = account, markets
-        self.attempts: dict[int, str] = {}
-
-    async def place(self, *orders: VenueOrder) -> SendOutcome:
-        first = orders[0]
-
-        async def remember(attempt: str) -> None:
-            self.attempts[first.client_index] = attempt
-
-        market = self.markets.get(first.symbol, self.markets["BTC"])
-        return await self.account.orders.place(orders, market, remember)
-
-    async def resolve(self, order: VenueOrder) -> SendOutcome:
-        return await self.account.orders.resolve(order, self.attempts[order.client_index], LATER)
-
-    async def cancel(self, state: VenueOrderState) -> SendOutcome:
-        return await self.account.orders.cancel(state)
 
 
 @asynccontextmanager
@@ -219,7 +189,7 @@ async def test_a_market_order_reports_the_fills_of_the_venue(
     kind, sent = venue.sent[0]
     assert (kind, sent["BaseAmount"], sent["Price"], sent["IsAsk"]) == (CREATE, 2500, 944700, 0)
     assert (sent["Type"], sent["TimeInForce"], sent["OrderExpiry"], sent["Nonce"]) == (1, 0, 0, 40)
-    assert await account.records.position("BTC") == D("0.1000")
+    assert (await account.records.report()).positions.get("BTC", D(0)) == D("0.1000")
 
 
 async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
@@ -499,7 +469,7 @@ async def one_schedule(random: Random, venue: FakeExchange, account: LighterAcco
             assert outcome.state.filled == theirs.filled
             booked += asked[client_index].side.direction * outcome.state.filled
     assert {BTC: booked} if booked else venue.positions() == {}
-    assert await account.records.position("BTC") == booked
+    assert (await account.records.report()).positions.get("BTC", D(0)) == booked
 
 
 # State of the venue
@@ -556,7 +526,7 @@ async def test_an_impossible_position_is_an_error(
         shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1"}
         venue.positions_shown = [shown]
         with pytest.raises(MarketDataError, match="BTC: a position of sign"):
-            await account.records.position("BTC")
+            (await account.records.report()).positions.get("BTC", D(0))
 
 
 def test_a_signed_quantity_needs_sign_plus_minus_or_zero() -> None:

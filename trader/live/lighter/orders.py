@@ -112,41 +112,34 @@ class LighterOrders:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             return outcome
 
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel an order that the venue no longer lists. `Refused`: it does not rest; its final state is unknown."""
-        async with self._sending:
-            try:
-                if (state := await self.find(order.client_index)) is not None:
-                    return Placed(state)
-                nonce = await self._transactions.next_nonce()
-                attempt, answer = await self._transactions.cancel(
-                    self._market_id(order.symbol), order.client_index, nonce=nonce
-                )
-                if answer.code not in INACTIVE and not await self._was_decided(attempt):
-                    return Unknown(f"the venue does not cancel it: {answer.reason or 'not executed yet'}")
-                for _ in range(2):
-                    if (state := await self.find(order.client_index)) is not None:
-                        return Placed(state)
-                    await self.pause()
-            except MarketDataError as error:
-                return Unknown(str(error))
-        return Refused("it is no longer shown")
-
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
-        """Cancel an order that rests or waits for its trigger. `Placed` has its final state, which may be filled."""
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: it rests no more, unshown."""
+        answer = None
         async with self._sending:
             try:
                 for _ in range(_RESENDS_MAX):
                     nonce = await self._transactions.next_nonce()
-                    await self._transactions.cancel(self._market_id(order.symbol), order.venue_index, nonce=nonce)
-                    for _ in range(_TRIES_MAX):
-                        state = await self.find(order.client_index)
-                        if state is None or state.is_final:
-                            return Refused("the venue knows no such order") if state is None else Placed(state)
-                        await self.pause()
+                    attempt, answer = await self._transactions.cancel(
+                        self._market_id(symbol), client_index, nonce=nonce
+                    )
+                    if answer.code in INACTIVE or (answer.may_be_taken and await self._was_decided(attempt)):
+                        return await self._final(client_index)
             except MarketDataError as error:
                 return Unknown(str(error))
-        return Unknown("the venue did not cancel the order")
+        return Unknown(f"the venue does not cancel it: {answer}")
+
+    async def _final(self, client_index: int) -> SendOutcome:
+        """Return the outcome of an order that was canceled or has ended. Raise `MarketDataError`."""
+        missed = False
+        for _ in range(_TRIES_MAX):
+            state = await self.find(client_index)
+            if state is not None and state.is_final:
+                return Placed(state)
+            if state is None and missed:
+                return Refused("it is no longer shown")
+            missed = state is None
+            await self.pause()
+        return Unknown("the venue does not show yet that it is canceled")
 
     async def find(self, client_index: int) -> VenueOrderState | None:
         """Return the venue's state of one of our orders, or None if unknown there. Raise `MarketDataError`."""
@@ -203,11 +196,11 @@ class LighterOrders:
                 if (state := await self.find(order.client_index)) is not None:
                     return Placed(state)
                 sent = await self._transactions.find(attempt)
-                if sent is not None and sent.is_other:
+                if sent is not None and not attempt.endswith(sent.hash):
                     return Refused("its answer was lost, and the venue never took it: another used its nonce")
                 if sent is not None and sent.is_failed:
                     return Refused("the venue took the transaction and did not execute it")
-                if sent is not None and sent.is_executed and (ended := await self._ended(order, sent.executed_at)):
+                if sent is not None and sent.is_executed and (ended := await self._ended(order, sent.at)):
                     return ended
                 if sent is None and is_lost:
                     nonce, is_lost = int(attempt.partition(":")[0]), False
@@ -231,8 +224,8 @@ class LighterOrders:
         """Wait until the venue has executed or refused a transaction. Raise `MarketDataError`."""
         for _ in range(_TRIES_MAX):
             sent = await self._transactions.find(attempt)
-            if sent is not None and not sent.is_other and (sent.is_executed or sent.is_failed):
-                return True
+            if sent is not None and (sent.is_executed or sent.is_failed):
+                return attempt.endswith(sent.hash)
             await self.pause()
         return False
 

@@ -142,10 +142,6 @@ class LighterRecords:
             ),
         )
 
-    async def position(self, symbol: str) -> Decimal:
-        """Return the signed quantity that the account holds in a market."""
-        return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
-
     async def refusal(self) -> str | None:
         """Return why the account cannot be traded: this service keeps the books of the classic mode."""
         if (await self._account()).account_trading_mode:

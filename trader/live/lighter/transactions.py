@@ -45,7 +45,9 @@ class _NextNonce(msgspec.Struct):
     code: int = 200
 
 
-class _Transaction(msgspec.Struct):
+class Transaction(msgspec.Struct):
+    """A transaction that the venue knows. Its status: 0 refused by the sequencer, 1 pending, 2 and 3 executed."""
+
     hash: str
     status: int
     nonce: int
@@ -53,6 +55,19 @@ class _Transaction(msgspec.Struct):
     executed_at: int = 0
     info: str = "{}"
     code: int = 200
+
+    @property
+    def is_failed(self) -> bool:
+        return self.status == 0
+
+    @property
+    def is_executed(self) -> bool:
+        return self.status >= 2
+
+    @property
+    def at(self) -> datetime:
+        """When it was executed, by the venue's clock."""
+        return EPOCH + self.executed_at * _MILLISECOND
 
 
 class _Order(msgspec.Struct, rename="pascal"):
@@ -67,12 +82,12 @@ class _Info(_Order, rename="pascal"):
 
 
 class _Transactions(msgspec.Struct):
-    txs: list[_Transaction] | None = None
+    txs: list[Transaction] | None = None
     code: int = 200
 
 
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
-_TRANSACTION: Final = msgspec.json.Decoder(_Transaction)
+_TRANSACTION: Final = msgspec.json.Decoder(Transaction)
 _INFO: Final = msgspec.json.Decoder(_Info)
 _TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
 
@@ -93,14 +108,9 @@ class SendAnswer(msgspec.Struct, frozen=True):
     code: int = 0
     reason: str = ""
 
-
-class Sent(msgspec.Struct, frozen=True):
-    """What became of a transaction. `is_other`: another one used its nonce, so it can never be executed."""
-
-    is_executed: bool
-    is_failed: bool
-    executed_at: datetime
-    is_other: bool = False
+    @property
+    def may_be_taken(self) -> bool:
+        return self.fate in (Fate.ACCEPTED, Fate.LOST)
 
 
 class Transactions:
@@ -125,30 +135,30 @@ class Transactions:
         }
         return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
 
-    async def find(self, attempt: str) -> Sent | None:
+    async def find(self, attempt: str) -> Transaction | None:
         """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
 
-        If the venue does not know its hash, the account's latest transactions say whether another used its nonce.
+        If the venue does not know its hash, one that was executed with its nonce: then it can never be.
         """
         nonce, _, digest = attempt.partition(":")
         try:
-            return _sent(await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION), digest)
+            return await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION)
         except VenueRefusal as error:
             if error.code not in _NOT_FOUND:
                 raise
-        found = [_sent(each, digest) for each in await self._latest() if each.nonce == int(nonce)]
-        return next((sent for sent in found if sent.is_executed or not sent.is_other), None)
+        found = [each for each in await self._latest() if each.nonce == int(nonce)]
+        return next((each for each in found if each.is_executed or each.hash == digest), None)
 
     async def opened_since(self, since: datetime) -> set[int]:
         """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""
-        recent = [each for each in await self._latest() if _moment(each) >= since]
+        recent = [each for each in await self._latest() if each.at >= since]
         try:
             infos = [_INFO.decode(each.info) for each in recent]
         except msgspec.DecodeError as error:
             raise MarketDataError(f"/api/v1/accountTxs: a transaction cannot be decoded: {error}") from error
         return {order.client_order_index for info in infos for order in (info, *info.orders) if not order.reduce_only}
 
-    async def _latest(self) -> list[_Transaction]:
+    async def _latest(self) -> list[Transaction]:
         """Return the latest transactions of this key, newest first."""
         parameters: dict[str, str | int] = {
             "by": "account_index", "value": self._signer.account_index, "limit": _LATEST,
@@ -206,17 +216,3 @@ def _answer_of(error: Exception) -> SendAnswer:
         decoded = {}
     code = decoded.get("code", 0) if isinstance(decoded, dict) else 0
     return SendAnswer(_fate(status, code), code if isinstance(code, int) else 0, reason)
-
-
-def _sent(transaction: _Transaction, digest: str) -> Sent:
-    """Interpret a status: 0 refused by the sequencer, 1 pending, 2 executed, 3 executed and final."""
-    return Sent(
-        is_executed=transaction.status >= 2,
-        is_failed=transaction.status == 0,
-        executed_at=_moment(transaction),
-        is_other=transaction.hash.removeprefix("0x").lower() != digest.removeprefix("0x").lower(),
-    )
-
-
-def _moment(transaction: _Transaction) -> datetime:
-    return EPOCH + transaction.executed_at * _MILLISECOND

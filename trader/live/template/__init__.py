@@ -44,24 +44,19 @@ class TemplateOrders:
         """
         raise NotImplementedError
 
-    async def find(self, client_index: int) -> VenueOrderState | None:
-        """Map the venue's statuses to `is_final`; an unknown status is final only if the order can fill no more."""
-        raise NotImplementedError
-
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
-        """Use one request for all of them where the venue has one."""
+        """Use one request for all of them where the venue has one.
+
+        Map its statuses to `is_final`; an unknown one is final only if the order can fill no more.
+        """
         raise NotImplementedError
 
     async def opened_since(self, since: datetime) -> Collection[int]:
         """Name them all, or none where the venue does not say which key sent an order."""
         raise NotImplementedError
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
         """Read the order after its cancellation: it may have filled first."""
-        raise NotImplementedError
-
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel by client index, since the venue's own index no longer resolves."""
         raise NotImplementedError
 
     async def pause(self) -> None:
@@ -77,10 +72,6 @@ class TemplateRecords:
 
     async def report(self) -> VenueReport:
         """Take positions, orders and balance from the same moment, or read again: a difference stops the account."""
-        raise NotImplementedError
-
-    async def position(self, symbol: str) -> Decimal:
-        """Sign by the side: longs are positive."""
         raise NotImplementedError
 
     async def refusal(self) -> str | None:
