@@ -119,6 +119,7 @@ TRADE = {
         "liquidation",
         "reset",
         "operator",
+        "manual",
         "ended",
     ),
     "confidence?": number,

@@ -31,7 +31,7 @@ from trader.live.domain.orders import (
     client_index_of,
 )
 from trader.live.domain.protective_orders import CAUSES, reachable_price
-from trader.live.domain.reconciliation import DifferenceKind, VenueReport
+from trader.live.domain.reconciliation import VenueReport
 from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.venue import AccountRecords, VenueAccount
 from trader.market.domain.markets import Quote
@@ -51,14 +51,10 @@ _PLACING_MAX: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class OrderResult:
-    """An order after it was sent or looked up. `answer` is set once the caller's request is booked.
-
-    `is_busy`: the venue was too busy to take it, which says nothing about the order.
-    """
+    """An order after it was sent or looked up. `answer` is set once the caller's request is booked."""
 
     sent: SentOrder
     answer: OrderAnswer | None = None
-    is_busy: bool = False
 
 
 class Outbox:
@@ -261,7 +257,6 @@ class Outbox:
         market = self._context.rules.markets[first.symbol]
         self._changed_at[first.symbol] = self._context.clock.now()
         outcome = await self._account.orders.place([each.order for each in sent], market, remember)
-        is_busy = isinstance(outcome, Busy)
         if isinstance(outcome, Busy):
             await ledger.record_attempt(sent, None, self._transaction_lasts)
             again = _closes(first)  # by `resolve`
@@ -272,7 +267,7 @@ class Outbox:
             await run_each(self._book_child(child, outcome) for child in children)
         except (MarketDataError, Unavailable) as error:
             log.warning("%s: the stop of %s is looked up again: %s", first.account_id, first.symbol, error)
-        return OrderResult(result.sent, result.answer, is_busy)
+        return result
 
     async def _book_child(self, child: SentOrder, outcome: SendOutcome) -> None:
         """Book the stop or target of an order by what became of their transaction."""
@@ -348,7 +343,7 @@ class Outbox:
         if is_whole or not (sent.is_protective and state.has_fired):
             return
         filled, wanted = format_decimal(state.filled), format_decimal(sent.order.quantity)
-        kind = DifferenceKind.UNFILLED
+        kind = f"a {sent.order.type} fired at the venue and was not filled"
         text = f"{sent.symbol}: {kind}: it filled {filled} of {wanted} ({state.status}); the rest is closed at market"
         log.error("%s: %s", sent.account_id, text)
         self._context.events.publish(VenueDiffers(self._context.clock.now(), sent.account_id, kind, text))

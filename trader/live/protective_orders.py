@@ -28,7 +28,7 @@ from trader.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
 
-_RETRY_AFTER: Final = timedelta(seconds=60)
+_RETRY_AFTER: Final = timedelta(seconds=10)
 """Delay before a protective order that the venue refused is sent again; until then, its trigger is watched here."""
 
 
@@ -127,9 +127,8 @@ class ProtectiveOrders:
 
     async def _place(self, terms: ProtectiveTerms) -> SentOrder:
         order = protective_order(terms, self._context.rules.markets[terms.symbol])
-        result = await self._outbox.send(order, CAUSES[terms.type])
-        sent = result.sent
-        if sent.status is SentStatus.REFUSED and not result.is_busy:
+        sent = (await self._outbox.send(order, CAUSES[terms.type])).sent
+        if sent.status is SentStatus.REFUSED:
             self._refused[terms] = self._context.clock.now() + _RETRY_AFTER
             log.warning("%s: the venue refused a %s of %s: %s", sent.account_id, terms.type, terms.symbol, sent.reason)
         return sent

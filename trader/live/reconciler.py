@@ -157,21 +157,17 @@ class Reconciler:
         return True
 
     async def _explain(self, differences: list[VenueDifference], report: VenueReport) -> bool:
-        """Book what the ledger lacks: first fills of our own orders, then foreign trades."""
+        """Book the foreign trades that the ledger lacks."""
         is_bookable = any(difference.action is Action.BOOK for difference in differences)
         if not is_bookable and not self._has_new_gap(differences, report):
             return False
-        await self._outbox.poll()
-        report = await self._outbox.report()
-        left = self._compared(report)
-        symbols = {
-            difference.symbol
-            for difference in left
-            if difference.action is Action.BOOK and difference.symbol is not None
-        }
-        if {difference.kind for difference in left} <= {DifferenceKind.BALANCE}:
+        symbols = {difference.symbol for difference in differences if difference.action is Action.BOOK}
+        if {difference.kind for difference in differences} <= {DifferenceKind.BALANCE}:
             symbols = set(self._context.rules.markets)
-        await run_each(self._book_foreign_trades(symbol, report) for symbol in symbols - self._outbox.unsettled)
+        await run_each(
+            self._book_foreign_trades(symbol, report)
+            for symbol in self._context.rules.markets.keys() & symbols - self._outbox.unsettled
+        )
         await self._protective_orders.sync()
         return True
 

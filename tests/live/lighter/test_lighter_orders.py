@@ -31,7 +31,7 @@ from trader.live.domain.orders import (
 )
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
 from trader.live.lighter.account import LighterAccount, open_account
-from trader.live.lighter.api import LighterApi, Listings
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.records import signed_quantity
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, OrderTerms, Signed
 from trader.live.lighter.transactions import REFUSALS
@@ -83,10 +83,9 @@ async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccou
     api = LighterApi(venue.url, pause_s=0.001)
     signer = RecordingSigner(venue.url, ACCOUNT, KEY_INDEX, key)
     signer.venue = venue
-    listings = Listings(api, ("BTC", "ETH"))
-    await listings.read()
+    await api.listings()
     try:
-        yield venue, open_account(api, signer, listings, pause_s=0.001), signer
+        yield venue, open_account(api, signer, pause_s=0.001), signer
     finally:
         await signer.close()
         await api.close()

@@ -159,6 +159,8 @@ class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     fee_rate: Decimal
     maker: bool
     at: datetime
+    order_index: int = 0
+    """The venue's index of its order, if it states one."""
 
     @property
     def cause(self) -> Cause:

@@ -24,7 +24,6 @@ class Action(StrEnum):
     BOOK = "book the venue's fills"
     CANCEL = "cancel the order at the venue"
     PLACE = "place the order at the venue again"
-    CLOSE = "close the position at market"
     STOP = "open nothing more for the account"
 
 
@@ -43,7 +42,6 @@ class DifferenceKind(StrEnum):
     RESTING_GONE = "an order that rests in the books is not open at the venue"
     FOREIGN_ORDER = "an order at the venue is not ours"
     BALANCE = "the venue's balance differs from the books"
-    UNFILLED = "a stop or target fired at the venue and was not filled"
 
 
 RULES: Final[Mapping[DifferenceKind, Action]] = MappingProxyType(
@@ -60,7 +58,6 @@ RULES: Final[Mapping[DifferenceKind, Action]] = MappingProxyType(
         DifferenceKind.RESTING_GONE: Action.BOOK,
         DifferenceKind.FOREIGN_ORDER: Action.STOP,
         DifferenceKind.BALANCE: Action.STOP,
-        DifferenceKind.UNFILLED: Action.CLOSE,
     }
 )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from trader.core.errors import StartError
-from trader.live.lighter.api import LighterApi, Listings, venue_address
+from trader.live.lighter.api import LighterApi, venue_address
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
@@ -31,11 +31,10 @@ class LighterAccount:
     records: LighterRecords
 
 
-def open_account(api: LighterApi, signer: Signer, listings: Listings, *, pause_s: float) -> LighterAccount:
+def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
     """Return the signer's account."""
-    transactions, records = Transactions(api, signer, pause_s=pause_s), LighterRecords(api, signer, listings)
-    orders = LighterOrders(api, signer, transactions, records, listings, pause_s=pause_s)
-    return LighterAccount(transactions, orders, records)
+    transactions, records = Transactions(api, signer), LighterRecords(api, signer)
+    return LighterAccount(transactions, LighterOrders(api, signer, transactions, records, pause_s=pause_s), records)
 
 
 class LighterAccounts:
@@ -53,7 +52,6 @@ class LighterAccounts:
         self._make_signer = make_signer
         self._pause_s = pause_s
         self._api = LighterApi(self.url, pause_s=min(1.0, pause_s * 3))
-        self._listings = Listings(self._api, settings.markets)
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
         self._opening = asyncio.Lock()
@@ -65,12 +63,10 @@ class LighterAccounts:
     async def account(self, index: int) -> LighterAccount:
         """Return the account. Raise `MarketDataError` when the venue does not list its markets now."""
         async with self._opening:
-            if not self._listings:
-                await self._listings.read()
+            if not self._api.known:
+                await self._api.listings()
             if index not in self._accounts:
-                self._accounts[index] = open_account(
-                    self._api, self._signer(index), self._listings, pause_s=self._pause_s
-                )
+                self._accounts[index] = open_account(self._api, self._signer(index), pause_s=self._pause_s)
         return self._accounts[index]
 
     def halt(self) -> None:

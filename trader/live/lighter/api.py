@@ -7,7 +7,7 @@ sign, paid by the side that `direction` names; margin fractions are in hundredth
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -140,6 +140,9 @@ class LighterApi:
         self.base_url = base_url
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None
+        self.known: dict[str, Listing] = {}
+        """The perpetual markets as they were listed last, with those that are listed no more."""
+
         self.answered_at: datetime | None = None
         """The time of the latest answer by the venue's clock; None until one states its date."""
 
@@ -168,7 +171,14 @@ class LighterApi:
                 logger.warning("%s", error)
                 continue
             listings[symbol] = Listing(detail.market_id, market, detail.status == "active")
+        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
+        self.known = gone | listings
         return listings
+
+    def symbol_of(self, market_id: int) -> str:
+        """Return the symbol of a market by its number; words that name it if it was never listed."""
+        symbols = (symbol for symbol, listing in self.known.items() if listing.market_id == market_id)
+        return next(symbols, f"market {market_id}")
 
     async def book(self, market_id: int) -> BookChange:
         """Return the levels of the best 250 resting orders of each side."""
@@ -261,33 +271,6 @@ class LighterApi:
                 return answer.status, _seconds(answer.headers.get("Retry-After")), body
         except (aiohttp.ClientError, TimeoutError) as error:
             raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
-
-
-class Listings:
-    """The markets that the service trades, as the venue lists them now. One that it once listed keeps its number."""
-
-    def __init__(self, api: LighterApi, symbols: Collection[str]) -> None:
-        self._api = api
-        self._wanted = symbols
-        self._listed: dict[str, Listing] = {}
-
-    async def read(self) -> None:
-        """Read the listings again. Raise `MarketDataError`."""
-        listed = await self._api.listings()
-        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self._listed.items()}
-        self._listed = gone | {symbol: new for symbol, new in listed.items() if symbol in self._wanted}
-
-    def get(self, symbol: str) -> Listing | None:
-        """Return a market as it was read last."""
-        return self._listed.get(symbol)
-
-    def symbol_of(self, market_id: int) -> str:
-        """Return the symbol of a market; for one that is not traded here, words that name it."""
-        symbols = (symbol for symbol, listing in self._listed.items() if listing.market_id == market_id)
-        return next(symbols, f"market {market_id}")
-
-    def __bool__(self) -> bool:
-        return bool(self._listed)
 
 
 def _market(symbol: str, detail: _Detail) -> Market:

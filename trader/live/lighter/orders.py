@@ -16,14 +16,21 @@ from typing import Final
 import msgspec
 
 from trader.core.errors import MarketDataError
-from trader.core.money import ceil_to, round_to
+from trader.core.money import ZERO, ceil_to, round_to
 from trader.exchange.domain.orders import OrderSide
-from trader.exchange.domain.venue_orders import VenueOrder
+from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
 from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown, VenueOrderState
-from trader.live.lighter.api import LighterApi, Listings
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import OrderTerms, Signer
-from trader.live.lighter.transactions import INACTIVE, INDEX_EXISTS, INVALID_NONCE, Fate, Transactions
+from trader.live.lighter.transactions import (
+    INACTIVE,
+    INDEX_EXISTS,
+    INVALID_NONCE,
+    SendAnswer,
+    Transaction,
+    Transactions,
+)
 from trader.live.venue import Remember
 from trader.market.domain.markets import Market
 
@@ -67,14 +74,13 @@ class LighterOrders:
     """The orders of the signer's account. One transaction is sent at a time, so that nonces arrive in order."""
 
     def __init__(
-        self, api: LighterApi, signer: Signer, transactions: Transactions, records: LighterRecords, listings: Listings,
+        self, api: LighterApi, signer: Signer, transactions: Transactions, records: LighterRecords,
         *, pause_s: float = _PAUSE_S,
     ) -> None:  # fmt: skip
         self._api = api
         self._signer = signer
         self._transactions = transactions
         self._records = records
-        self._listings = listings
         self._pause_s = pause_s
         self._sending = asyncio.Lock()
 
@@ -101,32 +107,23 @@ class LighterOrders:
     async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
         """Find out the outcome of an order whose answer was lost, without sending it again."""
         async with self._sending:
-            outcome = await self._find_until(order, attempt, "its answer was lost", tries=_RESOLVE_TRIES, is_lost=True)
-            now = self._api.answered_at
-            if not isinstance(outcome, Unknown) or now is None or now <= expires_at:
-                return outcome
-            try:
-                if await self._transactions.find(attempt) is None and await self.find(order.client_index) is None:
-                    return Refused("its answer was lost, and the venue did not take it before it expired")
-            except MarketDataError as error:
-                logger.warning("order %d will be looked up again: %s", order.client_index, error)
-            return outcome
+            return await self._find_until(order, attempt, SendAnswer(None, reason="its answer was lost"), expires_at)
 
     async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
         """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: it rests no more, unshown."""
-        answer = None
         async with self._sending:
             try:
-                for _ in range(_RESENDS_MAX):
-                    nonce = await self._transactions.next_nonce()
-                    attempt, answer = await self._transactions.cancel(
-                        self._market_id(symbol), client_index, nonce=nonce
-                    )
-                    if answer.code in INACTIVE or (answer.may_be_taken and await self._was_decided(attempt)):
-                        return await self._final(client_index)
+                return await self._cancel(symbol, client_index)
             except MarketDataError as error:
                 return Unknown(str(error))
-        return Unknown(f"the venue does not cancel it: {answer}")
+
+    async def _cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        for _ in range(_RESENDS_MAX):
+            nonce = await self._transactions.next_nonce()
+            attempt, answer = await self._transactions.cancel(self._market_id(symbol), client_index, nonce=nonce)
+            if answer.code in INACTIVE or (answer.is_taken is not False and await self._was_decided(attempt)):
+                return await self._final(client_index)
+        return Unknown(f"the venue does not cancel it: {answer.reason}")
 
     async def _final(self, client_index: int) -> SendOutcome:
         """Return the outcome of an order that was canceled or has ended. Raise `MarketDataError`."""
@@ -177,69 +174,85 @@ class LighterOrders:
             attempt = f"{nonce}:{signed.hash}"
             await remember(attempt)
             answer = await self._transactions.send(signed)
-            if answer.fate is Fate.BUSY:
-                return Busy(answer.reason)
-            if answer.fate is Fate.REFUSED and answer.code != INDEX_EXISTS:
+            if answer.is_taken is False and answer.code != INDEX_EXISTS:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
-                return Refused(answer.reason)
-            is_lost = answer.fate is Fate.LOST
-            return await self._find_until(order, attempt, answer.reason, tries=_TRIES_MAX, is_lost=is_lost)
+                return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
+            return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")
 
     async def _find_until(
-        self, order: VenueOrder, attempt: str, reason: str, *, tries: int, is_lost: bool
+        self, order: VenueOrder, attempt: str, answer: SendAnswer, expires_at: datetime | None = None
     ) -> SendOutcome:
         """Poll until the venue shows the order or what became of its transaction; use up the nonce of a lost one."""
-        for _ in range(tries):
+        is_lost = answer.is_taken is None
+        for _ in range(_TRIES_MAX if expires_at is None else _RESOLVE_TRIES):
             try:
                 if (state := await self.find(order.client_index)) is not None:
                     return Placed(state)
                 sent = await self._transactions.find(attempt)
-                if sent is not None and not attempt.endswith(sent.hash):
-                    return Refused("its answer was lost, and the venue never took it: another used its nonce")
-                if sent is not None and sent.is_failed:
-                    return Refused("the venue took the transaction and did not execute it")
-                if sent is not None and sent.is_executed and (ended := await self._ended(order, sent.at)):
-                    return ended
+                if sent is not None and (outcome := await self._outcome(order, attempt, sent)) is not None:
+                    return outcome
+                if sent is None and expires_at is not None and (self._api.answered_at or expires_at) > expires_at:
+                    return Refused("its answer was lost, and the venue did not take it before it expired")
                 if sent is None and is_lost:
                     nonce, is_lost = int(attempt.partition(":")[0]), False
                     await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
             except MarketDataError as error:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             await self.pause()
-        return Unknown(reason or "the venue accepted the order but does not show it")
+        return Unknown("the venue took the order and does not show it yet" if answer.is_taken else answer.reason)
 
-    async def _ended(self, order: VenueOrder, executed_at: datetime) -> SendOutcome | None:
-        """Return the outcome of an executed order that the venue does not show: by its trades, or, in time, none."""
-        if self._api.answered_at is None or self._api.answered_at - executed_at < _SHOWN_WITHIN:
+    async def _outcome(self, order: VenueOrder, attempt: str, sent: Transaction) -> SendOutcome | None:
+        """Return the outcome of an order that the venue does not show, by its transaction; None while it may yet."""
+        if not sent.is_of(attempt) or sent.is_failed:
+            why = "the venue took the transaction and did not execute it"
+            return Refused(why if sent.is_failed else "the venue never took it: another used its nonce")
+        since = timedelta(0) if self._api.answered_at is None else self._api.answered_at - sent.at
+        if not sent.is_executed or since < _SHOWN_WITHIN:
             return None
-        if (state := await self._records.state_by_trades(order, executed_at)) is not None:
+        if (state := await self._state_by_trades(order, sent.at - _ENDED_WITHIN)) is not None:
             return Placed(state)
-        if order.reduce_only or self._api.answered_at - executed_at > _ENDED_WITHIN:
-            return Refused("the venue executed the transaction without an order: there was nothing to do")
-        return None
+        if not (order.reduce_only or since > _ENDED_WITHIN):
+            return None
+        if order.type is not VenueOrderType.MARKET:  # it might stand unshown
+            return await self._cancel(order.symbol, order.client_index)
+        return Refused("the venue executed the transaction without an order: there was nothing to do")
+
+    async def _state_by_trades(self, order: VenueOrder, since: datetime) -> VenueOrderState | None:
+        """Return the final state of an order that the venue shows only by its trades, or None without any."""
+        fills = [fill for fill in await self._records.fills_since(since) if fill.client_index == order.client_index]
+        if not fills:
+            return None
+        return VenueOrderState(
+            client_index=order.client_index,
+            venue_index=fills[0].order_index,
+            symbol=order.symbol,
+            filled=sum((fill.quantity for fill in fills), ZERO),
+            is_final=True,
+            status="shown by its trades",
+        )
 
     async def _was_decided(self, attempt: str) -> bool:
         """Wait until the venue has executed or refused a transaction. Raise `MarketDataError`."""
         for _ in range(_TRIES_MAX):
             sent = await self._transactions.find(attempt)
             if sent is not None and (sent.is_executed or sent.is_failed):
-                return attempt.endswith(sent.hash)
+                return sent.is_of(attempt)
             await self.pause()
         return False
 
     def _market_id(self, symbol: str) -> int:
-        if (listing := self._listings.get(symbol)) is None:
+        if (listing := self._api.known.get(symbol)) is None:
             raise MarketDataError(f"the venue does not list {symbol}")
         return listing.market_id
 
     async def _read_listings(self, order: VenueOrder) -> None:
         """Read the venue's units, which may change at any time; an order that reduces does without a new reading."""
         try:
-            await self._listings.read()
+            await self._api.listings()
         except MarketDataError:
-            if not order.reduce_only or self._listings.get(order.symbol) is None:
+            if not order.reduce_only or self._api.known.get(order.symbol) is None:
                 raise
 
     def _terms(self, order: VenueOrder, market: Market) -> OrderTerms:
@@ -247,7 +260,7 @@ class LighterOrders:
 
         :raises ValueError: the venue cannot express the order, or counts otherwise than when it was decided
         """
-        listing = self._listings.get(order.symbol)
+        listing = self._api.known.get(order.symbol)
         if listing is None:
             raise ValueError(f"it does not list {order.symbol}")
         if not (listing.is_active or order.reduce_only):
@@ -275,7 +288,7 @@ class LighterOrders:
         return VenueOrderState(
             client_index=order.client_order_index,
             venue_index=order.order_index,
-            symbol=self._listings.symbol_of(order.market_index),
+            symbol=self._api.symbol_of(order.market_index),
             filled=order.filled_base_amount,
             is_final=order.status not in _NOT_FINAL,
             status=order.status,

@@ -14,10 +14,10 @@ from trader.core.clock import epoch_second, floor_time, moment_of
 from trader.core.errors import MarketDataError
 from trader.core.money import ZERO
 from trader.exchange.domain.orders import OrderSide
-from trader.exchange.domain.venue_orders import VenueFill, VenueOrder, VenueOrderType
-from trader.live.domain.orders import VenueFunding, VenueOrderState
+from trader.exchange.domain.venue_orders import VenueFill, VenueOrderType
+from trader.live.domain.orders import VenueFunding
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
-from trader.live.lighter.api import LighterApi, Listings
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.signer import Signer
 
 _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
@@ -114,10 +114,9 @@ _LIMITS: Final = msgspec.json.Decoder(_Limits)
 class LighterRecords:
     """The records of the signer's account. Methods raise `MarketDataError` when the venue does not provide them."""
 
-    def __init__(self, api: LighterApi, signer: Signer, listings: Listings) -> None:
+    def __init__(self, api: LighterApi, signer: Signer) -> None:
         self._api = api
         self._signer = signer
-        self._listings = listings
 
     async def report(self) -> VenueReport:
         """Return the venue's report on the account: positions, orders and balance."""
@@ -125,7 +124,7 @@ class LighterRecords:
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()
         for order in await self._standing():
-            symbol, kind = self._listings.symbol_of(order.market_index), _TRIGGERS.get(order.type)
+            symbol, kind = self._api.symbol_of(order.market_index), _TRIGGERS.get(order.type)
             if kind is None:
                 others.add(order.client_order_index)
             else:
@@ -153,24 +152,6 @@ class LighterRecords:
         """The venue's clock at its latest answer."""
         return self._api.answered_at
 
-    async def state_by_trades(self, order: VenueOrder, since: datetime) -> VenueOrderState | None:
-        """Return the final state of an order that the venue shows only by its trades, or None without any."""
-        parameters = {"sort_by": "trade_id", "sort_dir": "desc"}
-        filled, venue_index = ZERO, 0
-        seen = set()
-        async for trade in self._rows("/api/v1/trades", parameters, _TRADES, floor_time(since, _HOUR)):
-            sides = ((trade.ask_client_id, trade.ask_id), (trade.bid_client_id, trade.bid_id))
-            client_index, index = sides[trade.ask_account_id != self._signer.account_index]
-            if client_index == order.client_index and trade.trade_id not in seen:
-                seen.add(trade.trade_id)
-                filled, venue_index = filled + trade.size, index
-        if not filled:
-            return None
-        return VenueOrderState(
-            client_index=order.client_index, venue_index=venue_index, symbol=order.symbol, filled=filled,
-            is_final=True, status="shown by its trades",
-        )  # fmt: skip
-
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
         parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
@@ -193,8 +174,7 @@ class LighterRecords:
         """Return the payments since `since` in the followed markets, latest first."""
         parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
         rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDING_PAYMENTS, since)]
-        payments = [self._funding(row) for row in rows if self._listings.get(self._listings.symbol_of(row.market_id))]
-        return [payment for payment in payments if payment.boundary >= since]
+        return [payment for payment in map(self._funding, rows) if payment.boundary >= since]
 
     async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
         parameters = {"sort_by": "trade_id", "sort_dir": "desc"} | more
@@ -237,7 +217,7 @@ class LighterRecords:
 
     def _unit(self, symbol: str, price: Decimal) -> Decimal:
         """Return the unit to which the venue rounded an average price: of its last digit, at most a tick."""
-        exponent, listing = price.as_tuple().exponent, self._listings.get(symbol)
+        exponent, listing = price.as_tuple().exponent, self._api.known.get(symbol)
         shown = Decimal(1).scaleb(exponent) if isinstance(exponent, int) else ZERO
         return shown if listing is None else min(shown, listing.market.tick)
 
@@ -245,7 +225,7 @@ class LighterRecords:
         """Return signed quantity and entry price by market."""
         held = {}
         for position in account.positions:
-            symbol = self._listings.symbol_of(position.market_id)
+            symbol = self._api.symbol_of(position.market_id)
             try:
                 quantity = signed_quantity(position.sign, position.position)
             except ValueError as error:
@@ -270,20 +250,21 @@ class LighterRecords:
             trade_id=trade.trade_id,
             client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
             kind=trade.type,
-            symbol=self._listings.symbol_of(trade.market_id),
+            symbol=self._api.symbol_of(trade.market_id),
             side=OrderSide.SELL if is_ask else OrderSide.BUY,
             quantity=trade.size,
             price=trade.price,
             fee_rate=Decimal(fee) / _MILLION if fee else ZERO,
             maker=maker,
             at=_moment(trade.timestamp),
+            order_index=trade.ask_id if is_ask else trade.bid_id,
         )
 
     def _funding(self, row: _FundingPayment) -> VenueFunding:
         if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
             raise MarketDataError(f"/api/v1/positionFunding: cannot be decoded: {row}")
         return VenueFunding(
-            symbol=self._listings.symbol_of(row.market_id),
+            symbol=self._api.symbol_of(row.market_id),
             boundary=floor_time(_moment(row.timestamp), _HOUR),
             quantity=abs(row.position_size),
             rate=row.rate,

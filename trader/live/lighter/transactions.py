@@ -3,9 +3,8 @@
 The answer to a sending says only whether the venue took the transaction; what came of it says its own status.
 """
 
-from asyncio import sleep, timeout
+from asyncio import timeout
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Any, Final
 
 import aiohttp
@@ -29,15 +28,17 @@ REFUSALS: Final = frozenset(
 )  # fmt: skip
 """The venue's published codes for a transaction that it does not execute. Any other answer proves nothing."""
 
-_BUSY: Final = frozenset({21506, 23000})
-_OK, _TOO_MANY = 200, 429
-_BUSY_PAUSES: Final = (3, 6, 12)
-"""Pauses before a transaction that the venue was too busy to take is sent again, in units of the usual pause."""
-
+TOO_MANY: Final = 23000
+BUSY: Final = frozenset({21506, TOO_MANY})
+_OK, _BAD, _TOO_MANY = 200, 400, 429
 _NOT_FOUND: Final = frozenset({21500, 29404})
 _LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class _Code(msgspec.Struct):
+    code: int = 0
 
 
 class _NextNonce(msgspec.Struct):
@@ -64,6 +65,11 @@ class Transaction(msgspec.Struct):
     def is_executed(self) -> bool:
         return self.status >= 2
 
+    def is_of(self, attempt: str) -> bool:
+        """Return whether the attempt is of this transaction, in whatever form the venue writes its hash."""
+        digest = attempt.partition(":")[2]
+        return digest.lower().lstrip("0x") == self.hash.lower().lstrip("0x")
+
     @property
     def at(self) -> datetime:
         """When it was executed, by the venue's clock."""
@@ -86,40 +92,31 @@ class _Transactions(msgspec.Struct):
     code: int = 200
 
 
+_CODE: Final = msgspec.json.Decoder(_Code)
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
 _TRANSACTION: Final = msgspec.json.Decoder(Transaction)
 _INFO: Final = msgspec.json.Decoder(_Info)
 _TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
 
 
-class Fate(Enum):
-    """What the venue answered to a transaction. LOST is no answer, or one that proves nothing."""
-
-    ACCEPTED = 1
-    REFUSED = 2
-    BUSY = 3
-    LOST = 4
-
-
 class SendAnswer(msgspec.Struct, frozen=True):
-    """The venue's answer to a transaction."""
+    """The venue's answer to a transaction. `is_taken` is None after no answer, or one that proves nothing."""
 
-    fate: Fate
+    is_taken: bool | None
     code: int = 0
     reason: str = ""
 
     @property
-    def may_be_taken(self) -> bool:
-        return self.fate in (Fate.ACCEPTED, Fate.LOST)
+    def is_busy(self) -> bool:
+        return self.code in BUSY
 
 
 class Transactions:
     """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
 
-    def __init__(self, api: LighterApi, signer: Signer, *, pause_s: float, send_limit_s: float = _SEND_LIMIT_S) -> None:
+    def __init__(self, api: LighterApi, signer: Signer, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
         self._api = api
         self._signer = signer
-        self._pause_s = pause_s
         self._send_limit_s = send_limit_s
         self._is_halted = False
 
@@ -147,7 +144,7 @@ class Transactions:
             if error.code not in _NOT_FOUND:
                 raise
         found = [each for each in await self._latest() if each.nonce == int(nonce)]
-        return next((each for each in found if each.is_executed or each.hash == digest), None)
+        return next((each for each in found if each.is_executed or each.is_of(attempt)), None)
 
     async def opened_since(self, since: datetime) -> set[int]:
         """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""
@@ -173,46 +170,32 @@ class Transactions:
         return f"{nonce}:{signed.hash}", await self.send(signed)
 
     async def send(self, signed: Signed) -> SendAnswer:
-        """Send with the venue's own client; again, after a pause, while the venue is too busy to take it."""
-        answer = await self._send(signed)
-        for pauses in _BUSY_PAUSES:
-            if answer.fate is not Fate.BUSY:
-                break
-            await sleep(self._pause_s * pauses)
-            answer = await self._send(signed)
-        return answer
-
-    async def _send(self, signed: Signed) -> SendAnswer:
+        """Send with the venue's own client. An unintelligible answer counts as lost."""
         if self._is_halted:
-            return SendAnswer(Fate.LOST, reason="this process no longer trades")
+            return SendAnswer(None, reason="this process no longer trades")
         try:
             async with timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
         except self._signer.status_error as error:
-            return _answer_of(error)
+            return _judge(getattr(error, "status", None), getattr(error, "body", None))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return SendAnswer(Fate.LOST, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
+            return SendAnswer(None, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
-            return SendAnswer(Fate.LOST, reason=f"the venue's answer cannot be decoded: {error}")
-        code = getattr(answer, "code", None)  # the SDK does not check that an answer is complete
-        return SendAnswer(_fate(_OK, code), code if isinstance(code, int) else 0, f"the venue answered with {answer}")
+            return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
+        # The SDK does not check that an answer is complete.
+        known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
+        return _judge(_OK, msgspec.json.encode(known))
 
 
-def _fate(status: object, code: object) -> Fate:
-    if (status, code) == (_OK, _OK):
-        return Fate.ACCEPTED
-    if status in (_OK, 400, _TOO_MANY) and (code in _BUSY or (status == _TOO_MANY and not code)):
-        return Fate.BUSY
-    return Fate.REFUSED if code in REFUSALS and status in (_OK, 400) else Fate.LOST
-
-
-def _answer_of(error: Exception) -> SendAnswer:
-    """Interpret the SDK's error: only a code that the venue published for a refusal is one."""
-    status, body = getattr(error, "status", None), getattr(error, "body", None)
-    reason = f"the venue answered with status {status}: {str(body)[:200]}"
+def _judge(status: object, body: Any) -> SendAnswer:
+    """Interpret an answer: only a code that the venue published for a refusal is one."""
     try:
-        decoded = msgspec.json.decode(body or "{}")
-    except msgspec.DecodeError:
-        decoded = {}
-    code = decoded.get("code", 0) if isinstance(decoded, dict) else 0
-    return SendAnswer(_fate(status, code), code if isinstance(code, int) else 0, reason)
+        code = _CODE.decode(body or b"{}").code
+    except (msgspec.DecodeError, TypeError):
+        code = 0
+    if status == _TOO_MANY and not code:
+        code = TOO_MANY
+    is_refused = (status in (_OK, _BAD) and code in REFUSALS) or (status in (_OK, _BAD, _TOO_MANY) and code in BUSY)
+    is_taken = False if is_refused else (status, code) == (_OK, _OK) or None
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    return SendAnswer(is_taken, code, f"the venue answered with status {status}: {text[:200]}")
