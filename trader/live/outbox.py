@@ -5,7 +5,7 @@ The venue's fills, the order's new status and the answer to the caller are one p
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -262,19 +262,21 @@ class Outbox:
             again = _closes(first)  # by `resolve`
             outcome = Unknown(outcome.reason) if again else Refused(outcome.reason)
         first, *children = [ledger.open_orders[each.client_index] for each in sent]
-        result = await self._book_outcome(first, outcome)
         try:
-            await run_each(self._book_child(child, outcome) for child in children)
+            await self._book_children(children, outcome)
         except (MarketDataError, Unavailable) as error:
             log.warning("%s: the stop of %s is looked up again: %s", first.account_id, first.symbol, error)
-        return result
+        return await self._book_outcome(first, outcome)
 
-    async def _book_child(self, child: SentOrder, outcome: SendOutcome) -> None:
-        """Book the stop or target of an order by what became of their transaction."""
-        if isinstance(outcome, Placed):
-            state = await self._find(child.client_index)
-            outcome = Unknown("the venue does not show it yet") if state is None else Placed(state)
-        await self._book_outcome(child, outcome)
+    async def _book_children(self, children: Sequence[SentOrder], outcome: SendOutcome) -> None:
+        """Book the stop and target of an order by what became of their transaction."""
+        states: Mapping[int, VenueOrderState] = {}
+        if children and isinstance(outcome, Placed):
+            states = await self._account.orders.find_all([child.client_index for child in children])
+            outcome = Unknown("the venue does not show it yet")
+        for child in children:
+            state = states.get(child.client_index)
+            await self._book_outcome(child, outcome if state is None else Placed(state))
 
     async def _resolve(self, sent: SentOrder) -> None:
         position = self._ledger.account.positions.get(sent.symbol)
@@ -311,6 +313,10 @@ class Outbox:
     async def _book(self, sent: SentOrder, state: VenueOrderState) -> OrderResult:
         """Book the venue's state of an order. Leave its row unchanged until the venue shows all its trades."""
         index, context = sent.client_index, self._context
+        entry = self._ledger.open_orders.get(sent.parent_index or 0)
+        if state.filled and entry is not None and entry.status is SentStatus.SENT:
+            self._waiting[index] = "the fills of its entry come first"
+            return OrderResult(sent)
         try:
             update = await self._with_trades(sent, state)
             if update is not None and (fills := update[1]):

@@ -121,7 +121,9 @@ class LighterOrders:
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
             attempt, answer = await self._transactions.cancel(self._market_id(symbol), client_index, nonce=nonce)
-            if answer.code in INACTIVE or (answer.is_taken is not False and await self._was_decided(attempt)):
+            if answer.code in INACTIVE or (
+                answer.is_taken is not False and await self._was_decided(attempt, client_index)
+            ):
                 return await self._final(client_index)
         return Unknown(f"the venue does not cancel it: {answer.reason}")
 
@@ -205,7 +207,7 @@ class LighterOrders:
 
     async def _outcome(self, order: VenueOrder, attempt: str, sent: Transaction) -> SendOutcome | None:
         """Return the outcome of an order that the venue does not show, by its transaction; None while it may yet."""
-        if not sent.is_of(attempt) or sent.is_failed:
+        if sent.is_failed or not sent.is_of(attempt, order=order.client_index):
             why = "the venue took the transaction and did not execute it"
             return Refused(why if sent.is_failed else "the venue never took it: another used its nonce")
         since = timedelta(0) if self._api.answered_at is None else self._api.answered_at - sent.at
@@ -233,12 +235,12 @@ class LighterOrders:
             status="shown by its trades",
         )
 
-    async def _was_decided(self, attempt: str) -> bool:
-        """Wait until the venue has executed or refused a transaction. Raise `MarketDataError`."""
+    async def _was_decided(self, attempt: str, client_index: int) -> bool:
+        """Wait until the venue has executed or refused a cancellation. Raise `MarketDataError`."""
         for _ in range(_TRIES_MAX):
             sent = await self._transactions.find(attempt)
             if sent is not None and (sent.is_executed or sent.is_failed):
-                return sent.is_of(attempt)
+                return sent.is_of(attempt, cancels=client_index)
             await self.pause()
         return False
 

@@ -46,6 +46,18 @@ class _NextNonce(msgspec.Struct):
     code: int = 200
 
 
+class _Order(msgspec.Struct, rename="pascal"):
+    client_order_index: int = 0
+    reduce_only: int = 1
+
+
+class _Info(_Order, rename="pascal"):
+    """The text of a transaction: its order, those of a group, or the order that it cancels."""
+
+    orders: list[_Order] = []
+    index: int = 0
+
+
 class Transaction(msgspec.Struct):
     """A transaction that the venue knows. Its status: 0 refused by the sequencer, 1 pending, 2 and 3 executed."""
 
@@ -65,26 +77,30 @@ class Transaction(msgspec.Struct):
     def is_executed(self) -> bool:
         return self.status >= 2
 
-    def is_of(self, attempt: str) -> bool:
-        """Return whether the attempt is of this transaction, in whatever form the venue writes its hash."""
-        digest = attempt.partition(":")[2]
-        return digest.lower().lstrip("0x") == self.hash.lower().lstrip("0x")
-
     @property
     def at(self) -> datetime:
         """When it was executed, by the venue's clock."""
         return EPOCH + self.executed_at * _MILLISECOND
 
+    @property
+    def opens(self) -> set[int]:
+        """The client indexes of its orders that could open."""
+        return {order.client_order_index for order in self._orders() if not order.reduce_only}
 
-class _Order(msgspec.Struct, rename="pascal"):
-    client_order_index: int = 0
-    reduce_only: int = 1
+    def is_of(self, attempt: str, *, order: int = 0, cancels: int = 0) -> bool:
+        """Return whether it is the attempt at an order, or at canceling one: by its hash in any form, or its text."""
+        digest = attempt.partition(":")[2]
+        if digest.lower().lstrip("0x") == self.hash.lower().lstrip("0x"):
+            return True
+        placed = {each.client_order_index for each in self._orders()}
+        return order in placed - {0} or cancels in {self._orders()[0].index} - {0}
 
-
-class _Info(_Order, rename="pascal"):
-    """The text of a transaction: its order, or those of a group."""
-
-    orders: list[_Order] = []
+    def _orders(self) -> tuple[_Info, *tuple[_Order, ...]]:
+        try:
+            info = _INFO.decode(self.info)
+        except msgspec.DecodeError as error:
+            raise MarketDataError(f"the transaction {self.hash} cannot be decoded: {error}") from error
+        return (info, *info.orders)
 
 
 class _Transactions(msgspec.Struct):
@@ -148,12 +164,8 @@ class Transactions:
 
     async def opened_since(self, since: datetime) -> set[int]:
         """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""
-        recent = [each for each in await self._latest() if each.at >= since]
-        try:
-            infos = [_INFO.decode(each.info) for each in recent]
-        except msgspec.DecodeError as error:
-            raise MarketDataError(f"/api/v1/accountTxs: a transaction cannot be decoded: {error}") from error
-        return {order.client_order_index for info in infos for order in (info, *info.orders) if not order.reduce_only}
+        recent = [each.opens for each in await self._latest() if each.at >= since]
+        return set().union(*recent)
 
     async def _latest(self) -> list[Transaction]:
         """Return the latest transactions of this key, newest first."""
