@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class VenueRefusal(MarketDataError):
-    """The venue answered with a code of its own."""
+    """The venue answered with a code of its own, or (0) with a status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class VenueRefusal(MarketDataError):
 
 
 class _Code(msgspec.Struct):
-    code: int
+    code: int = 0
 
 
 class _Detail(msgspec.Struct):
@@ -126,6 +126,14 @@ class Listing(msgspec.Struct, frozen=True):
     market_id: int
     market: Market
     is_active: bool
+
+
+def code_of(body: bytes | str | None) -> int:
+    """Return the venue's code in an answer, or 0 without one."""
+    try:
+        return _CODE.decode(body or b"{}").code
+    except msgspec.DecodeError:
+        return 0
 
 
 def venue_address(settings: Settings) -> str:
@@ -242,12 +250,7 @@ class LighterApi:
             await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
             pause_s *= 2
         if status != _OK:
-            message = f"{path}: the venue answered with status {status}: {_excerpt(body)}"
-            try:
-                code = _CODE.decode(body).code
-            except msgspec.DecodeError:
-                raise MarketDataError(message) from None
-            raise VenueRefusal(code, message)
+            raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {_excerpt(body)}")
         try:
             answer = decoder.decode(body)
         except msgspec.DecodeError as error:

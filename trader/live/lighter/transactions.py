@@ -12,7 +12,7 @@ import msgspec
 
 from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
-from trader.live.lighter.api import LighterApi, VenueRefusal
+from trader.live.lighter.api import LighterApi, VenueRefusal, code_of
 from trader.live.lighter.signer import Signed, Signer
 
 INVALID_NONCE: Final = 21104
@@ -35,10 +35,6 @@ _NOT_FOUND: Final = frozenset({21500, 29404})
 _LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
 _MILLISECOND: Final = timedelta(milliseconds=1)
-
-
-class _Code(msgspec.Struct):
-    code: int = 0
 
 
 class _NextNonce(msgspec.Struct):
@@ -108,7 +104,6 @@ class _Transactions(msgspec.Struct):
     code: int = 200
 
 
-_CODE: Final = msgspec.json.Decoder(_Code)
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
 _TRANSACTION: Final = msgspec.json.Decoder(Transaction)
 _INFO: Final = msgspec.json.Decoder(_Info)
@@ -201,10 +196,7 @@ class Transactions:
 
 def _judge(status: object, body: Any) -> SendAnswer:
     """Interpret an answer: only a code that the venue published for a refusal is one."""
-    try:
-        code = _CODE.decode(body or b"{}").code
-    except (msgspec.DecodeError, TypeError):
-        code = 0
+    code = code_of(body)
     if status == _TOO_MANY and not code:
         code = TOO_MANY
     is_refused = (status in (_OK, _BAD) and code in REFUSALS) or (status in (_OK, _BAD, _TOO_MANY) and code in BUSY)
