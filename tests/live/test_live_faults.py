@@ -167,8 +167,9 @@ class Schedule:
             self.venue.use_nonce()
 
     async def lose(self) -> None:
-        """From now on, the venue does not report one of its resting orders."""
-        standing = [index for index, order in self.venue.orders.items() if order.status in ("open", "pending")]
+        """From now on, the venue does not report one of its orders that it has shown once."""
+        shown = {sent.client_index for sent in self.bench.exchange.live_account("apex").sent if sent.venue_index}
+        standing = [index for index in shown if self.venue.orders[index].status in ("open", "pending")]
         if standing:
             self.venue.hidden.add(self.random.choice(standing))
 
