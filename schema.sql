@@ -380,7 +380,7 @@ CREATE TABLE IF NOT EXISTS orders (
     net_pnl            amount ,
     insurance          amount  NOT NULL DEFAULT 0 CHECK (insurance >= 0),
     close_reason       text CHECK (close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                    'liquidation', 'reset', 'operator', 'ended')),
+                                                    'liquidation', 'reset', 'operator', 'manual', 'ended')),
     closing            text CHECK (closing IN ('stop', 'invalidation', 'target', 'time')),
     closing_at         timestamptz,
     stop               amount  CHECK (stop > 0),
@@ -474,7 +474,7 @@ CREATE TABLE IF NOT EXISTS fills (
     liquidation_fee amount  NOT NULL CHECK (liquidation_fee >= 0),
     maker           boolean NOT NULL,
     cause           text NOT NULL CHECK (cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                   'liquidation', 'reset', 'operator', 'ended')),
+                                                   'liquidation', 'reset', 'operator', 'manual', 'ended')),
     created_at      timestamptz NOT NULL,
     PRIMARY KEY (account_id, sequence),
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id),
@@ -520,8 +520,8 @@ CREATE TABLE IF NOT EXISTS venue_accounts (
     agreed_at     timestamptz NOT NULL
 );
 
--- Every order that may have reached the venue, written before it is sent. SENT: its outcome is unknown, and nothing else
--- is sent in its market until it is known. STANDING: it rests or waits for its trigger there. DONE: it is final, and all
+-- Every order that may have reached the venue, written before it is sent, with the venue's reference to the transaction
+-- that carries it (attempt). SENT: its outcome is unknown, and the account opens nothing else until it is known. STANDING: it rests or waits for its trigger there. DONE: it is final, and all
 -- its fills are posted. REFUSED: the venue does not have it and never will.
 CREATE TABLE IF NOT EXISTS venue_orders (
     account_id    text NOT NULL,
@@ -538,7 +538,8 @@ CREATE TABLE IF NOT EXISTS venue_orders (
     reduce_only   boolean NOT NULL,
     request_id    uuid UNIQUE,
     request       jsonb,
-    nonce         bigint,
+    attempt       text,
+    parent_index  bigint, -- of a stop or target: the order sent in the same transaction
     expires_at    timestamptz NOT NULL,
     venue_index   bigint,
     filled        amount  NOT NULL DEFAULT 0 CHECK (filled BETWEEN 0 AND quantity),
@@ -554,7 +555,8 @@ CREATE TABLE IF NOT EXISTS venue_orders (
     CHECK (status <> 'STANDING' OR (type <> 'market' AND venue_index IS NOT NULL)),
     CHECK (status <> 'REFUSED' OR (filled = 0 AND reason IS NOT NULL))
 );
-CREATE UNIQUE INDEX IF NOT EXISTS venue_orders_one_unknown ON venue_orders (account_id, symbol) WHERE status = 'SENT';
+CREATE UNIQUE INDEX IF NOT EXISTS venue_orders_one_unknown ON venue_orders (account_id)
+    WHERE status = 'SENT' AND NOT reduce_only;
 CREATE INDEX IF NOT EXISTS venue_orders_open ON venue_orders (account_id) WHERE status IN ('SENT', 'STANDING');
 
 -- The venue's posted trades, each once, append-only; `client_index` is null for a trade without one of our orders.

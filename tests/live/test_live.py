@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 from support.fake_exchange import ACCOUNT
+from support.fake_venue import IDS
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
 from support.venue import break_ledger_writer
@@ -26,7 +27,6 @@ from trader.exchange.accounts import Accounts
 from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
-from trader.exchange.domain.venue_orders import VenueOrder
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.live.drift import DriftRecorder
@@ -39,6 +39,8 @@ from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
 PLAN = ExitPlan(stop=D("90000.04"), target=D(99000))
+LAG_S = 13
+"""After this time, what the venue does not show is not merely late."""
 
 
 @pytest.fixture
@@ -150,6 +152,7 @@ async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
+    await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.agree()
     ended = await bench.exchange.cancel_order("apex", str(answer.id))
@@ -161,6 +164,7 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     other = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(92500), leverage=D(10))
     bench.venue.hidden.update(bench.venue.orders)
+    await bench.see({}, after_s=LAG_S)
     ended = await bench.exchange.cancel_order("apex", str(other.id))
     assert (ended.status, ended.reason) == (OrderStatus.CANCELLED, "cancelled by the caller")
     await bench.synchronize()
@@ -172,7 +176,8 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
 async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
-    bench.venue.send_faults = ["busy"] * 3
+    await bench.see({}, after_s=LAG_S)
+    bench.venue.send_faults = ["busy"] * 100
     await bench.synchronize()
     assert "is not open at the venue" in bench.exchange.troubles["apex"]
     assert len(bench.account().resting) == 1
@@ -186,6 +191,7 @@ async def test_a_lost_order_with_hidden_trades_stops_new_orders_until_they_appea
     bench.venue.fill_share = D("0.25")
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
+    await bench.see({}, after_s=LAG_S)
     trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
     await bench.synchronize()
     assert "BTC: the venue holds a position that the books do not know" in bench.exchange.troubles["apex"]
@@ -221,7 +227,7 @@ async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault:
 
 async def test_a_market_with_an_undecided_order_is_not_traded(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
-    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+    bench.venue.read_faults = ["ok", *["500"] * 5000]
     with pytest.raises(OrderUndecided, match="The outcome of this order at the venue is not known yet"):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     for reduce_only in (False, True):
@@ -229,9 +235,12 @@ async def test_a_market_with_an_undecided_order_is_not_traded(bench: Bench) -> N
         assert (other.status, "is not decided yet" in (other.reason or "")) == (OrderStatus.REJECTED, True)
     with pytest.raises(Unavailable):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    other = await bench.buy("1", symbol="ETH", leverage=D(5))
+    assert "an earlier order of BTC is not decided yet; nothing else opens" in (other.reason or "")
+    assert "of BTC: its answer was lost" in bench.exchange.troubles["apex"]
     bench.venue.read_faults.clear()
-    assert (await bench.buy("1", symbol="ETH", leverage=D(5))).status is OrderStatus.FILLED
     await bench.synchronize()
+    assert (await bench.buy("1", symbol="ETH", leverage=D(5))).status is OrderStatus.FILLED
     assert bench.account().positions["BTC"].quantity == D("0.25")
     answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, D("0.25"))
@@ -328,7 +337,7 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_does_not_rese
 
 async def test_the_next_process_resolves_the_orders_of_the_last_one(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
-    bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
+    bench.venue.read_faults = ["ok", *["500"] * 20]
     with pytest.raises(Unavailable):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost", exit_plan=PLAN)
     bench.venue.read_faults.clear()
@@ -344,7 +353,7 @@ async def test_the_next_process_resolves_the_orders_of_the_last_one(bench: Bench
 async def test_a_recorded_but_unsent_order_is_refused_by_the_next_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def die(orders: LighterOrders, order: VenueOrder) -> None:
+    async def die(*_: object) -> None:
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
@@ -408,7 +417,7 @@ async def test_a_plan_refused_by_the_venue_keeps_the_old_one(bench: Bench, refus
 async def test_a_plan_with_an_unknown_outcome_keeps_the_old_one(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     bench.venue.send_faults = ["lose_after"]
-    bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
+    bench.venue.read_faults = ["ok", *["500"] * 20]
     refusal = await bench.exchange.set_exit_plan("apex", "BTC", ExitPlan(stop=D(91000)))
     assert refusal == "whether the venue accepted the stop is not known yet; the plan stays unchanged"
     assert bench.account().positions["BTC"].exit_plan == PLAN
@@ -417,9 +426,17 @@ async def test_a_plan_with_an_unknown_outcome_keeps_the_old_one(bench: Bench) ->
     await bench.agree()
 
 
-async def test_a_stop_refused_by_the_venue_is_watched_by_the_service(bench: Bench) -> None:
-    bench.venue.refused_types = {2, 4}
+async def buy_and_lose_stops(bench: Bench) -> None:
+    """Open a position whose stop and target the venue cancels and does not accept again."""
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    for order in bench.venue.ledger.standing(IDS["BTC"]):
+        order.status = "canceled-liquidation"
+    bench.venue.refused_types = {2, 4}
+
+
+async def test_a_stop_refused_by_the_venue_is_watched_by_the_service(bench: Bench) -> None:
+    await buy_and_lose_stops(bench)
+    await bench.synchronize()
     assert bench.venue.ledger.standing(1) == []
     await bench.see({"BTC": "89990.0"})
     await bench.synchronize()
@@ -428,8 +445,8 @@ async def test_a_stop_refused_by_the_venue_is_watched_by_the_service(bench: Benc
 
 
 async def test_an_exit_refused_by_the_venue_is_retried_but_not_too_often(bench: Bench) -> None:
-    bench.venue.refused_types = {2, 4}
-    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await buy_and_lose_stops(bench)
+    await bench.synchronize()
     bench.venue.refusal = (21700, "market is halted")
     before = len(bench.venue.sent)
     for _ in range(9):
@@ -447,6 +464,7 @@ async def test_a_stop_lost_by_the_venue_is_placed_again(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     (lost,) = (index for index, order in bench.venue.orders.items() if order.type == "stop-loss")
     del bench.venue.orders[lost]
+    await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.agree()
     assert len(bench.venue.ledger.standing(1)) == 2
@@ -458,6 +476,7 @@ async def test_a_partly_filled_stop_lost_by_the_venue_stays_fired(bench: Bench) 
     await bench.see({"BTC": "90000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
+    await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.synchronize()
     assert bench.account().positions == {}
@@ -538,9 +557,28 @@ async def test_a_liquidation_is_booked_from_the_venues_trades(bench: Bench) -> N
     await bench.agree()
 
 
-async def test_a_manually_opened_position_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
-    await bench.buy("0.25", leverage=D(5))
+async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_the_rest(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.trade_by_hand("BTC", "0.1")
+    bench.venue.trade_by_hand("ETH", "-2")
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    await bench.agree()
+    assert {order.quantity for order in bench.venue.ledger.standing(IDS["BTC"])} == {D("0.35")}
+    await bench.see({"ETH": "3310.00"})
     bench.venue.trade_by_hand("ETH", "2")
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    await bench.agree()
+    async with bench.database.connection() as conn:
+        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "manual"
+
+
+async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5))
+    bench.venue.trade_by_hand("ETH", "0.2")
+    trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
+    await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.synchronize()
     told = [event.kind for event in bench.events if isinstance(event, VenueDiffers)]
@@ -548,12 +586,8 @@ async def test_a_manually_opened_position_stops_new_orders_until_it_is_gone(benc
     assert "ETH: the venue holds a position" in bench.exchange.troubles["apex"]
     opening = await bench.buy("0.1", leverage=D(5))
     assert "only reducing is allowed" in (opening.reason or "")
-    assert (await bench.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
-    await bench.see({"ETH": "3310.00"})
-    bench.venue.trade_by_hand("ETH", "-2")
+    bench.venue.ledger.trades = trades
     await bench.synchronize()
-    assert "ETH" not in bench.account().positions
-    assert bench.account().realized > 0, "the gain of the manual trade is in the books"
     await bench.agree()
     assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
 

@@ -163,11 +163,13 @@ class Schedule:
 
     async def nonce(self) -> None:
         """Another sender uses the key."""
-        self.venue.ledger.next_nonce += self.random.randint(1, 3)
+        for _ in range(self.random.randint(1, 3)):
+            self.venue.use_nonce()
 
     async def lose(self) -> None:
-        """From now on, the venue does not report one of its resting orders."""
-        standing = [index for index, order in self.venue.orders.items() if order.status in ("open", "pending")]
+        """From now on, the venue does not report one of its orders that it has shown once."""
+        shown = {sent.client_index for sent in self.bench.exchange.live_account("apex").sent if sent.venue_index}
+        standing = [index for index in shown if self.venue.orders[index].status in ("open", "pending")]
         if standing:
             self.venue.hidden.add(self.random.choice(standing))
 

@@ -41,7 +41,7 @@ async def traded(database: Database) -> AsyncIterator[Bench]:
         report = await audit(database)
         assert (report.problems, report.trades) == ([], len(await _all(bench, "venue_trades")))
         causes = {row["cause"] for row in await _all(bench, "fills")}
-        assert causes == {"order", "limit", "stop", "invalidation", "liquidation"}
+        assert causes == {"order", "limit", "stop", "invalidation", "liquidation", "manual"}
         yield bench
 
 
@@ -73,7 +73,7 @@ FLIP = (
         ("UPDATE venue_trades SET fee_rate = 0 WHERE maker", "maker of order"),
         ("UPDATE venue_trades SET kind = 'trade' WHERE kind <> 'trade'", "for liquidation: quantity is 0 by"),
         ("UPDATE venue_trades SET side = 'buy' WHERE symbol = 'ETH' AND side = 'sell'", "for stop: quantity is 0 by"),
-        ("UPDATE venue_trades SET client_index = NULL WHERE maker", "as maker for order: quantity is 0."),
+        ("UPDATE venue_trades SET client_index = NULL WHERE maker", "as maker for manual: quantity is 0."),
         ("DELETE FROM venue_trades WHERE kind <> 'trade'", "for liquidation: quantity is 0 by the venue's trades"),
         ("DELETE FROM venue_trades", "for invalidation: quantity is 0 by the venue's trades and 1"),
         ("UPDATE venue_orders SET filled = 0 WHERE cause = 'stop'", "at the venue: filled quantity is 1"),
@@ -105,7 +105,7 @@ async def test_a_fill_that_is_missing_or_recorded_twice_is_reported(traded: Benc
 async def test_a_resting_order_may_fill_before_its_response_is_known(database: Database) -> None:
     async with trading(database) as bench:
         bench.venue.send_faults = ["lose_after"]
-        bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+        bench.venue.read_faults = ["ok", *["500"] * 5000]
         with pytest.raises(OrderUndecided):
             await bench.buy("0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost")
         await bench.see({"BTC": "92990.0"})

@@ -120,6 +120,7 @@ TRADE = {
         "liquidation",
         "reset",
         "operator",
+        "manual",
         "ended",
     ),
     "confidence?": number,

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
 from functools import partial
+from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
@@ -25,7 +26,8 @@ from support.waiting import turns
 
 ACCOUNT: Final = 7
 KEY_INDEX: Final = 2
-CREATE, CANCEL = 14, 15
+CREATE, CANCEL, GROUP = 14, 15, 28
+FAILED, PENDING, EXECUTED = range(3)
 
 SEND_FAULTS: Final = ("lose_before", "lose_after", "500_before", "500_after", "late", "nonsense", "busy", "maintenance")
 """Faults of a transaction: its answer is lost before or after it is executed; it is executed late; …"""
@@ -63,6 +65,8 @@ class Standing:
     price: Decimal = Decimal(0)
     reduce_only: bool = False
     account: int = ACCOUNT
+    parent: int = 0
+    """The venue's index of the order whose fills activate this one; until then its quantity is 0."""
 
     def shown(self) -> dict[str, Any]:
         return {
@@ -70,7 +74,7 @@ class Standing:
             "market_index": self.market_id, "owner_account_index": self.account, "is_ask": self.is_ask,
             "initial_base_amount": str(self.quantity), "remaining_base_amount": str(self.quantity - self.filled),
             "filled_base_amount": str(self.filled), "filled_quote_amount": str(self.notional), "status": self.status,
-            "type": self.type, "trigger_price": str(self.trigger),
+            "type": self.type, "trigger_price": str(self.trigger), "parent_order_index": self.parent,
         }  # fmt: skip
 
 
@@ -84,6 +88,9 @@ class Ledger:
     orders: dict[int, Standing] = field(default_factory=dict)
     trades: list[dict[str, Any]] = field(default_factory=list)
     fundings: list[dict[str, Any]] = field(default_factory=list)
+    transactions: list[dict[str, Any]] = field(default_factory=list)
+    """The transactions that the sequencer has taken, executed or refused."""
+
     held: dict[int, tuple[Decimal, Decimal]] = field(default_factory=dict)
     """By market: the signed quantity, and its total cost."""
 
@@ -160,6 +167,20 @@ class FakeExchange(FakeVenue):
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
 
+        self.hashes: dict[str, str] = {}
+        """The hashes of signed texts, where they are not `hash_of` the text."""
+
+        self.failing: set[str] = set()
+        """The last parts of the paths of queries that fail."""
+
+        self.average_places = 6
+        self.trading_mode = 0
+        self.odd_answers: list[tuple[int, str, bool]] = []
+        """Answers to the next transactions: status, text, and whether they are executed nevertheless."""
+
+        self.sequencer_refuses: set[int] = set()
+        """The client indexes of orders that the venue accepts and the sequencer then refuses."""
+
         self._trade_id = 7000
 
     @property
@@ -189,6 +210,8 @@ class FakeExchange(FakeVenue):
             web.get("/api/v1/account", self._account),
             web.get("/api/v1/accountLimits", self._limits),
             web.get("/api/v1/trades", self._trades),
+            web.get("/api/v1/tx", self._transaction),
+            web.get("/api/v1/accountTxs", self._transactions),
             web.get("/api/v1/positionFunding", self._position_fundings),
         )
 
@@ -201,6 +224,10 @@ class FakeExchange(FakeVenue):
         late, self.late = self.late, []
         for kind, transaction in late:
             self._execute(kind, transaction)
+
+    def use_nonce(self) -> None:
+        """Another sender uses the key of `ACCOUNT`."""
+        self._take(self.ledger, CANCEL, {"Nonce": self.next_nonce, "hash": f"another's {self.next_nonce}"}, EXECUTED)
 
     def fault_at_random(self, random: Random, share: float) -> None:
         """Plan faults for the next transactions and queries."""
@@ -221,10 +248,10 @@ class FakeExchange(FakeVenue):
         """A person trades the account at the venue."""
         self._trade(self.ledgers[index], self.markets[symbol], Decimal(quantity), None, client_index=99)
 
-    def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
+    def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT, kind: str = "liquidation") -> None:
         """The venue takes a position away."""
         market, ledger = self.markets[symbol], self.ledgers[index]
-        self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind="liquidation")
+        self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind=kind)
 
     def pay_funding(self, symbol: str, hour: datetime, rate: str, *, index: int = ACCOUNT) -> None:
         """Pay funding at the mark; longs pay a positive rate."""
@@ -241,6 +268,7 @@ class FakeExchange(FakeVenue):
         })  # fmt: skip
 
     def _reach(self, ledger: Ledger, order: Standing, market: FakeMarket) -> None:
+        """Fill an order that the market has reached."""
         sign = -1 if order.is_ask else 1
         if order.status == "open":
             if sign * (order.price - market.mid) >= 0:
@@ -271,6 +299,12 @@ class FakeExchange(FakeVenue):
             order.notional += part * price
         if order.filled == order.quantity or (order.reduce_only and amount == wanted):
             order.status = "filled"
+        for child in [child for child in ledger.orders.values() if child.parent == order.index and order.filled]:
+            child.quantity = order.filled
+            child.status = "pending" if child.status == "in-progress" else child.status
+        for sibling in ledger.orders.values():
+            if order.parent and sibling.parent == order.parent and sibling.status == "pending" and order.filled:
+                sibling.status = "canceled-oco"
 
     def _trade(
         self, ledger: Ledger, market: FakeMarket, quantity: Decimal, price: Decimal | None, *,
@@ -301,10 +335,17 @@ class FakeExchange(FakeVenue):
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         form = await request.post()
-        kind, transaction = int(str(form["tx_type"])), orjson.loads(str(form["tx_info"]))
+        kind, text = int(str(form["tx_type"])), str(form["tx_info"])
+        transaction = orjson.loads(text)
+        transaction["hash"] = self.hashes.get(text) or hash_of(text)
         self.sent.append((kind, transaction))
         if self.is_down:
             return web.Response(status=503, text="maintenance")
+        if self.odd_answers:
+            status, text, is_executed = self.odd_answers.pop(0)
+            if is_executed:
+                self._execute(kind, transaction)
+            return web.Response(status=status, text=text, content_type="application/json")
         fault = self.send_faults.pop(0) if self.send_faults else "ok"
         if fault == "late":
             self.late.append((kind, transaction))
@@ -320,7 +361,7 @@ class FakeExchange(FakeVenue):
             code, message = refusal
             return web.json_response({"code": code, "message": message}, status=400)
         body = {
-            "code": 200, "message": '{"ratelimit": "didn\'t use volume quota"}', "tx_hash": "ab12",
+            "code": 200, "message": '{"ratelimit": "didn\'t use volume quota"}', "tx_hash": transaction["hash"],
             "predicted_execution_time_ms": 350, "volume_quota_remaining": 10,
         }  # fmt: skip
         return web.json_response(body)
@@ -332,22 +373,41 @@ class FakeExchange(FakeVenue):
         ledger = self.ledgers[transaction["AccountIndex"]]
         if transaction["Nonce"] != ledger.next_nonce:
             return 21104, "invalid nonce"
-        if kind == CREATE and transaction["ClientOrderIndex"] in ledger.orders:
+        created = {CREATE: [transaction], GROUP: transaction.get("Orders", [])}.get(kind, [])
+        if any(order["ClientOrderIndex"] in ledger.orders for order in created):
             return 21728, "client order index already exists"
-        if kind == CREATE and (self.refusal is not None or transaction["Type"] in self.refused_types):
+        if created and (self.refusal is not None or any(order["Type"] in self.refused_types for order in created)):
             return self.refusal or (21735, "invalid trigger price")
         standing = [order for order in ledger.orders.values() if order.status in ("open", "pending")]
         names = {name for order in standing for name in (order.index, order.client_index)}
         if kind == CANCEL and self.refuses_idle_ends and transaction["Index"] not in names:
             return 21715, "inactive order"
-        ledger.next_nonce += 1
-        if kind == CREATE:
-            self._create(ledger, transaction)
-        elif (order := ledger.orders.get(transaction["Index"]) or _by_index(ledger, transaction["Index"])) is not None:
-            order.status = "canceled" if order.status in ("open", "pending") else order.status
+        is_refused = any(order["ClientOrderIndex"] in self.sequencer_refuses for order in created)
+        self._take(ledger, kind, transaction, FAILED if is_refused else EXECUTED)
+        if created and not is_refused:
+            parent, *children = [self._create(ledger, order) for order in created]
+            for child in children:
+                child.parent, child.quantity, child.status = parent.index, parent.filled, "in-progress"
+                if parent.status != "open":
+                    child.status = "pending" if parent.filled else "canceled-child"
+        elif kind == CANCEL:
+            order = ledger.orders.get(transaction["Index"]) or _by_index(ledger, transaction["Index"])
+            if order is not None and order.status in ("open", "pending", "in-progress"):
+                order.status = "canceled"
+                for child in ledger.orders.values():
+                    if child.parent == order.index and child.status == "in-progress":
+                        child.status = "canceled-child"
         return None
 
-    def _create(self, ledger: Ledger, transaction: dict[str, Any]) -> None:
+    def _take(self, ledger: Ledger, kind: int, transaction: dict[str, Any], status: int) -> None:
+        ledger.next_nonce += 1
+        ledger.transactions.append({
+            "code": 200, "hash": transaction["hash"], "type": kind, "status": status, "nonce": transaction["Nonce"],
+            "account_index": ledger.index, "api_key_index": KEY_INDEX, "event_info": "{}",
+            "executed_at": int(self._time().timestamp() * 1000), "info": orjson.dumps(transaction).decode(),
+        })  # fmt: skip
+
+    def _create(self, ledger: Ledger, transaction: dict[str, Any]) -> Standing:
         market = next(known for known in self.markets.values() if known.market_id == transaction["MarketIndex"])
         quantity = Decimal(transaction["BaseAmount"]).scaleb(-market.size_decimals)
         client_index = transaction["ClientOrderIndex"]
@@ -368,7 +428,9 @@ class FakeExchange(FakeVenue):
         elif transaction["Type"] in (2, 4):
             order.status, order.type = "pending", {2: "stop-loss", 4: "take-profit"}[transaction["Type"]]
             order.trigger = Decimal(transaction["TriggerPrice"]).scaleb(-market.price_decimals)
-            self._reach(ledger, order, market)
+            if quantity:
+                self._reach(ledger, order, market)
+        return order
 
     # Queries
 
@@ -388,13 +450,32 @@ class FakeExchange(FakeVenue):
     async def _orders(self, request: web.Request) -> web.StreamResponse:
         orders = self._asked_of(request).orders
         asked = [int(text) for text in request.query["client_order_indexes"].split(",")]
+        assert len(asked) <= 20
         shown = [orders[index].shown() for index in asked if index in orders and index not in self.hidden]
         return await self._tell_of(request, {"orders": shown or None})
 
     async def _active_orders(self, request: web.Request) -> web.StreamResponse:
-        standing = self._asked_of(request).standing(int(request.query["market_id"]))
+        market_ids = [int(text) for text in request.query.getall("market_id", [])] or [
+            market.market_id for market in self.markets.values()
+        ]
+        ledger = self._asked_of(request)
+        standing = [order for market_id in market_ids for order in ledger.standing(market_id)]
         shown = [order.shown() for order in standing if order.client_index not in self.hidden]
         return await self._tell_of(request, {"orders": shown or None})
+
+    async def _transaction(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["by"] == "hash"
+        wanted = [
+            row for each in self.ledgers.values() for row in each.transactions if row["hash"] == request.query["value"]
+        ]
+        if not wanted:
+            return await self._tell_of(request, {"code": 21500, "message": "transaction not found"}, status=400)
+        return await self._tell_of(request, wanted[0])
+
+    async def _transactions(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["by"] == "account_index"
+        newest = self.ledgers[int(request.query["value"])].transactions[::-1]
+        return await self._tell_of(request, {"txs": newest[: int(request.query["limit"])]})
 
     async def _account(self, request: web.Request) -> web.StreamResponse:
         ledger = self.ledgers[int(request.query["value"])]
@@ -405,15 +486,17 @@ class FakeExchange(FakeVenue):
                     "market_id": market_id,
                     "sign": 1 if quantity > 0 else -1,
                     "position": str(abs(quantity)),
-                    "avg_entry_price": f"{cost / quantity:.6f}",
+                    "avg_entry_price": f"{cost / quantity:.{self.average_places}f}",
                 }
                 for market_id, (quantity, cost) in ledger.held.items()
                 if quantity
             ]
         collateral = f"{ledger.collateral:.6f}"
-        return await self._tell_of(
-            request, {"accounts": [{"index": ledger.index, "collateral": collateral, "positions": shown}]}
-        )
+        account = {
+            "index": ledger.index, "account_trading_mode": self.trading_mode, "collateral": collateral,
+            "positions": shown,
+        }  # fmt: skip
+        return await self._tell_of(request, {"accounts": [account]})
 
     async def _limits(self, request: web.Request) -> web.StreamResponse:
         self._asked_of(request)
@@ -443,8 +526,8 @@ class FakeExchange(FakeVenue):
         ]
         return await self._tell_of(request, _page(request, "position_fundings", newest))
 
-    async def _tell_of(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if self.is_down:
+    async def _tell_of(self, request: web.Request, body: dict[str, Any], *, status: int = 200) -> web.StreamResponse:
+        if self.is_down or request.path.rpartition("/")[2] in self.failing:
             return web.Response(status=503, text="maintenance")
         match self.read_faults.pop(0) if self.read_faults else "ok":
             case "500":
@@ -455,7 +538,12 @@ class FakeExchange(FakeVenue):
                 return await _cut(request)
             case "nonsense":
                 return web.Response(text="<html>", content_type="application/json")
-        return web.json_response({"code": 200, **body})
+        return web.json_response({"code": 200, **body}, status=status)
+
+
+def hash_of(text: str) -> str:
+    """Return the hash by which the fake venue knows a transaction that `PlainSigner` signs."""
+    return sha256(text.encode()).hexdigest()
 
 
 def _by_index(ledger: Ledger, index: int) -> Standing | None:

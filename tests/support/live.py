@@ -4,17 +4,18 @@ Only signing is replaced: `PlainSigner` writes the transactions that the venue's
 HTTP, so that this runs where the SDK is not installed.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import orjson
 import pytest
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
+from support.fake_exchange import ACCOUNT, CANCEL, CREATE, GROUP, KEY_INDEX, FakeExchange, Ledger, hash_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
@@ -28,15 +29,18 @@ from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
+from trader.exchange.domain.venue_orders import VenueOrder
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql.accounts import select_accounts
+from trader.live.domain.orders import SendOutcome, VenueOrderState
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
 from trader.live.ledger import LiveContext
-from trader.live.lighter.account import LighterAccounts
+from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.signer import OrderTerms, Signed
+from trader.market.domain.markets import MARKETS as RULES
 from trader.market.domain.markets import Market, Quote, Tick
 from trader.market.feed import MarketFeed
 from trader.portfolio.audit import audit
@@ -45,6 +49,12 @@ from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH")
 CENT: Final = Decimal("0.01")
+LATER: Final = datetime(9999, 1, 1, tzinfo=UTC)
+MARKETS: Final = {
+    symbol: msgspec.structs.replace(RULES[symbol], tick=Decimal(tick), lot=Decimal("0.0001"))
+    for symbol, tick in (("BTC", "0.1"), ("ETH", "0.01"))
+}
+"""The fake venue's markets."""
 
 
 class PlainRefusal(Exception):
@@ -69,14 +79,19 @@ class PlainSigner:
     def check(self) -> None:
         pass
 
-    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
+    def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
         kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}
-        fields = {
-            "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
-            "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
-            "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
-        }  # fmt: skip
-        return self._signed(CREATE, fields, nonce)
+        parts: list[dict[str, Any]] = [
+            {
+                "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
+                "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
+                "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
+            }
+            for order in orders
+        ]  # fmt: skip
+        if len(parts) == 1:
+            return self._signed(CREATE, parts[0], nonce)
+        return self._signed(GROUP, {"GroupingType": {2: 1, 3: 3}[len(parts)], "Orders": parts}, nonce)
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         return self._signed(CANCEL, {"MarketIndex": market_id, "Index": index}, nonce)
@@ -95,9 +110,33 @@ class PlainSigner:
     async def close(self) -> None:
         await self._http.close()
 
-    def _signed(self, kind: int, fields: dict[str, int], nonce: int) -> Signed:
+    def _signed(self, kind: int, fields: dict[str, Any], nonce: int) -> Signed:
         whole = {"AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "Nonce": nonce, **fields}
-        return Signed(kind, orjson.dumps(whole).decode())
+        text = orjson.dumps(whole).decode()
+        return Signed(kind, text, hash_of(text))
+
+
+class Sender:
+    """Places orders at a `LighterAccount`, remembering their attempts."""
+
+    def __init__(self, account: LighterAccount, markets: Mapping[str, Market]) -> None:
+        self.account, self.markets = account, markets
+        self.attempts: dict[int, str] = {}
+
+    async def place(self, *orders: VenueOrder) -> SendOutcome:
+        first = orders[0]
+
+        async def remember(attempt: str) -> None:
+            self.attempts[first.client_index] = attempt
+
+        market = self.markets.get(first.symbol, self.markets["BTC"])
+        return await self.account.orders.place(orders, market, remember)
+
+    async def resolve(self, order: VenueOrder) -> SendOutcome:
+        return await self.account.orders.resolve(order, self.attempts[order.client_index], LATER)
+
+    async def cancel(self, state: VenueOrderState) -> SendOutcome:
+        return await self.account.orders.cancel(state.symbol, state.client_index)
 
 
 def live_settings(url: str, **more: str) -> Settings:

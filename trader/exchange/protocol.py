@@ -163,6 +163,10 @@ class Exchange(Protocol):
         """Replace the exit plan of a position. Return why it is refused, which keeps the old plan, or None."""
         ...
 
+    async def close_unbooked(self, account_id: str) -> Mapping[str, str]:
+        """Close what the account holds at its venue beyond its books. Return what is left, with the reasons."""
+        ...
+
     async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
         """Return the account; if it does not exist, open it with its first run."""
         ...
@@ -235,6 +239,9 @@ class ExchangeBase:
 
     def refusal_of_price(self, symbol: str, at: datetime) -> str | None:
         return refusal_of_price(self._market, symbol, at)
+
+    async def close_unbooked(self, account_id: str) -> Mapping[str, str]:
+        return {}
 
     async def settle(self, account_id: str) -> None:
         await self._accounts.settle(account_id)

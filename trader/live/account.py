@@ -15,15 +15,16 @@ import msgspec
 
 from trader.core.clock import interval_elapsed
 from trader.core.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
+from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.halts import may_open
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.exchange.domain.tick_rules import Moment
-from trader.exchange.domain.venue_orders import SentOrder
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus
 from trader.exchange.idempotent_orders import first_answer, refusal_of_price
-from trader.live.domain.protective_orders import venue_order
+from trader.live.domain.protective_orders import protection_of, venue_order
 from trader.live.exits import Exits
-from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.outbox import Outbox
 from trader.live.protective_orders import ProtectiveOrders
 from trader.live.reconciler import Reconciler
@@ -65,7 +66,7 @@ class LiveAccount:
     @property
     def trouble(self) -> str | None:
         """Why the account may open nothing; reducing is allowed."""
-        return self._reconciler.trouble
+        return "; ".join(filter(None, (self._outbox.trouble, self._reconciler.trouble))) or None
 
     @property
     def undecided(self) -> Collection[str]:
@@ -93,7 +94,9 @@ class LiveAccount:
             quote = self._context.market.quotes()[order.symbol]
             self._accepting = frozenset([order.symbol] if may_open(account, order) else ())
             try:
-                result = await self._outbox.send(venue_order(account, order, market, quote), order.cause, order)
+                sending = venue_order(account, order, market, quote)
+                protection = [] if sending.reduce_only else protection_of(account, order, sending.quantity, market)
+                result = await self._outbox.send(sending, order.cause, order, protection)
             except (MarketDataError, Unavailable) as error:
                 raise self._order_undecided(order.symbol) from error
             finally:
@@ -165,22 +168,50 @@ class LiveAccount:
             )
 
     async def synchronize(self) -> None:
-        """Book the outcomes of sent orders, execute exits, and compare the ledger with the venue.
+        """Execute exits, book the outcomes of sent orders, and compare the ledger with the venue.
+
+        Exits come first and again before each other step, and an error of one step, even a bug, stops no other.
 
         :raises TraderError: the venue or the database does not answer; the next synchronization completes the work
         """
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            await self._read_fees()
-            await self._outbox.resolve()
-            await self._ledger.book_funding(self._outbox.records)
-            await self._outbox.poll()
-            await self._cancel_pointless()
-            await self._exits.execute()
-            await self._protective_orders.sync()
-            await self._reconciler.compare()
+            steps = (
+                self._outbox.resolve,
+                self._outbox.poll,
+                self._cancel_pointless,
+                self._protective_orders.sync,
+                self._book_funding,
+                self._reconciler.compare,
+                self._read_fees,
+            )
+            await run_each(act() for step in steps for act in (self._exits.execute, step))
             self._failures = 0
+
+    async def close_unbooked(self) -> dict[str, str]:
+        """Close what the venue holds beyond the books. Return the positions that are left, with the reasons.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        async with self.lock:
+            try:
+                await self._outbox.refresh()
+                held = dict((await self._outbox.report()).positions)
+                for symbol, position in self._ledger.account.positions.items():
+                    held[symbol] = held.get(symbol, ZERO) - position.side.direction * position.quantity
+                left = {
+                    f"{format_decimal(quantity)} {symbol} at the venue": why
+                    for symbol, quantity in held.items()
+                    if quantity and (why := await self._outbox.close_unrecorded(symbol, quantity)) is not None
+                }
+            except MarketDataError as error:
+                left = {"what the venue holds": f"it cannot be read now: {error}"}
+        self.wake()
+        return left
+
+    async def _book_funding(self) -> None:
+        await self._ledger.book_funding(self._outbox.records)
 
     async def _read_fees(self) -> None:
         """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""
@@ -200,9 +231,11 @@ class LiveAccount:
     async def _cancel_pointless(self) -> None:
         """Cancel orders open at the venue that no longer rest in the ledger, because nothing is left to reduce."""
         resting = {order.id for order in self._ledger.account.resting}
-        for sent in self.sent:
-            if sent.venue_index is not None and sent.request_id is not None and sent.request_id not in resting:
-                await self._outbox.cancel(sent, "nothing is left to reduce")
+        await run_each(
+            self._outbox.cancel(sent, "nothing is left to reduce")
+            for sent in self.sent
+            if sent.venue_index is not None and sent.request_id is not None and sent.request_id not in resting
+        )
 
     async def _update_protection(self) -> None:
         """Place the protective orders after an order; the next synchronization retries failures."""
@@ -224,6 +257,8 @@ class LiveAccount:
         if order.symbol in self._outbox.unsettled:
             return f"an earlier order of {order.symbol} is not decided yet; nothing else trades there until it is"
         if may_open(account, order):
+            if unknown := {sent.symbol for sent in self.sent if sent.status is SentStatus.SENT}:
+                return f"an earlier order of {min(unknown)} is not decided yet; nothing else opens until it is"
             if self.trouble is not None:
                 return f"the account is stopped, only reducing is allowed: {self.trouble}"
             if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
@@ -259,7 +294,7 @@ class LiveAccount:
         self.wake()
         return OrderUndecided(
             "The outcome of this order at the venue is not known yet: its answer was lost, and the venue is asked "
-            f"until it is certain. Until then nothing else trades {symbol} for the account {self.account_id}.",
+            f"until it is certain. Until then the account {self.account_id} opens nothing, and {symbol} waits.",
             _ASK_AGAIN_S,
         )
 

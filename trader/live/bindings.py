@@ -1,15 +1,27 @@
 """Bindings of models to accounts of the venue: each model keeps one account permanently."""
 
+import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from decimal import Decimal
+from typing import Final
 
 from trader.agents.sql.models import select_models
-from trader.core.errors import StartError
+from trader.core.errors import MarketDataError, StartError
 from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.live.ledger import LiveContext
-from trader.live.sql.venue_orders import Binding, insert_venue_account, select_venue_accounts
+from trader.live.sql.venue_orders import (
+    Binding,
+    insert_venue_account,
+    select_venue_accounts,
+    select_venue_indexes,
+)
+
+log = logging.getLogger("trader.live")
+
+_ELSEWHERE_WITHIN: Final = timedelta(minutes=10)
 
 
 class Bindings:
@@ -40,9 +52,19 @@ class Bindings:
         :raises StartError: the model is bound to another account, or its account cannot be opened
         :raises MarketDataError: the venue does not answer
         """
+        at_venue = known.account_index if known is not None else index
+        assert at_venue is not None
+        try:
+            refusal = await self._refusal(account_id, at_venue)
+        except MarketDataError as error:
+            if known is None:
+                raise
+            log.warning("%s: whether another service trades its account is not known: %s", account_id, error)
+            refusal = None
+        if refusal is not None:
+            raise StartError(f"The venue's account {at_venue}, assigned to {account_id}, {refusal}.")
         if known is None:
-            assert index is not None
-            return await self._open(account_id, index)
+            return await self._open(account_id, at_venue)
         if index is not None and known.account_index != index:
             raise StartError(
                 f"The books of {account_id} belong to the venue's account {known.account_index}; its row in "
@@ -54,6 +76,22 @@ class Bindings:
     def unopened(self, account_id: str, capital: Decimal = ZERO) -> Account:
         """Return an account that was never opened, with the run that it would have."""
         return unopened_account(account_id, capital, self._context.settings.quote_currency, self._context.clock.now())
+
+    async def _refusal(self, account_id: str, index: int) -> str | None:
+        """Return why an account cannot be traded, such as a second service that trades it. Raise `MarketDataError`."""
+        account = await self._context.venue.account(index)
+        if (refusal := await account.records.refusal()) is not None:
+            return refusal
+        since = (account.records.answered_at or self._context.clock.now()) - _ELSEWHERE_WITHIN
+        opened = await account.orders.opened_since(since)
+        async with self._context.database.connection() as conn:
+            foreign = set(opened) - await select_venue_indexes(conn, account_id, opened)
+        if not foreign:
+            return None
+        return (
+            f"was traded with this API key within the last {_ELSEWHERE_WITHIN.seconds // 60} minutes, by orders that "
+            "this database does not have. Two services on one account would cancel each other's stops: stop the other"
+        )
 
     async def _open(self, account_id: str, index: int) -> Binding:
         """Open an account with its present balance."""

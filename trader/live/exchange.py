@@ -181,6 +181,12 @@ class LiveExchange(ExchangeBase):
             return no_position(symbol)
         return await self._running_jobs().shield(self.live_account(account_id).set_plan(symbol, plan))
 
+    async def close_unbooked(self, account_id: str) -> Mapping[str, str]:
+        """Close what the venue holds for an account beyond its books. Return what is left, with the reasons."""
+        if account_id not in self._live_accounts:
+            return {}
+        return await self._running_jobs().shield(self.live_account(account_id).close_unbooked())
+
     # --- accounts -----------------------------------------------------------------------------------------------------
 
     async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:

@@ -11,13 +11,17 @@ from trader.exchange.domain.tick_rules import fired_trigger
 from trader.exchange.domain.venue_orders import SentStatus
 from trader.exchange.idempotent_orders import refusal_of_price
 from trader.live.domain.protective_orders import CAUSES, venue_order
-from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
 
 _RETRY_AFTER: Final = timedelta(seconds=10)
 """Delay before an exit that the venue refused is sent again."""
+
+
+_FIRES_WITHIN: Final = timedelta(seconds=10)
+"""How long a stop or target may wait at the venue after its price was reached there by our marks."""
 
 
 class Exits:
@@ -28,6 +32,7 @@ class Exits:
         self._ledger = ledger
         self._outbox = outbox
         self._retry_at: dict[str, datetime] = {}
+        self._fired_at: dict[str, datetime] = {}
 
     def are_due(self) -> bool:
         """Return whether an exit plan fires at the latest marks and was not just refused."""
@@ -37,40 +42,48 @@ class Exits:
         )
 
     async def execute(self) -> None:
-        """Close at market the positions whose exit plans fire. Raise as `Outbox.refresh` does."""
-        context, outbox = self._context, self._outbox
-        for symbol, position in list(self._ledger.account.positions.items()):
-            cause, now = self._due(position), context.clock.now()
-            if cause is None or symbol in outbox.unsettled or self._was_just_refused(symbol):
-                continue
-            account_id = self._ledger.account_id
-            if (refusal := refusal_of_price(context.market, symbol, now)) is not None:
-                log.warning("%s: the exit (%s) from %s waits: %s", account_id, cause, symbol, refusal)
-                continue
-            order = Order(
-                account_id=account_id,
-                symbol=symbol,
-                side=CLOSING_SIDE[position.side],
-                quantity=position.quantity,
-                reduce_only=True,
-            )
-            quote, market = context.market.quotes()[symbol], context.rules.markets[symbol]
-            sent = (await outbox.send(venue_order(self._ledger.account, order, market, quote), cause)).sent
-            if sent.status is SentStatus.REFUSED:
-                log.error("%s: the exit (%s) from %s was refused: %s", account_id, cause, symbol, sent.reason)
-                self._retry_at[symbol] = now + _RETRY_AFTER
+        """Close at market the positions whose exit plans fire; an error of one market stops no other.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        await run_each(self._exit(position) for position in list(self._ledger.account.positions.values()))
+
+    async def _exit(self, position: Position) -> None:
+        context, outbox, symbol = self._context, self._outbox, position.symbol
+        cause, now = self._due(position), context.clock.now()
+        if cause is None or symbol in outbox.closing or self._was_just_refused(symbol):
+            return
+        account_id = self._ledger.account_id
+        if (refusal := refusal_of_price(context.market, symbol, now)) is not None:
+            log.warning("%s: the exit (%s) from %s waits: %s", account_id, cause, symbol, refusal)
+            return
+        order = Order(
+            account_id=account_id,
+            symbol=symbol,
+            side=CLOSING_SIDE[position.side],
+            quantity=position.quantity,
+            reduce_only=True,
+        )
+        quote, market = context.market.quotes()[symbol], context.rules.markets[symbol]
+        sent = (await outbox.send(venue_order(self._ledger.account, order, market, quote), cause)).sent
+        if sent.status is SentStatus.REFUSED:
+            log.error("%s: the exit (%s) from %s was refused: %s", account_id, cause, symbol, sent.reason)
+            self._retry_at[symbol] = now + _RETRY_AFTER
 
     def _due(self, position: Position) -> Cause | None:
-        """Return the trigger that fires here, except one whose stop or target waits at the venue."""
-        mark = self._context.market.marks.get(position.symbol)
-        cause = None if mark is None else fired_trigger(position, mark, self._context.clock.now())
+        """Return the trigger that fires here, except one whose stop or target just should have fired at the venue."""
+        mark, now = self._context.market.marks.get(position.symbol), self._context.clock.now()
+        cause = None if mark is None else fired_trigger(position, mark, now)
+        if cause is None:
+            self._fired_at.pop(position.symbol, None)
         if cause is None or position.closing is not None:
             return cause
         stands = any(
             sent.symbol == position.symbol and CAUSES[sent.order.type] is cause
             for sent in self._outbox.protective_orders()
         )
-        return None if stands else cause
+        fired_at = self._fired_at.setdefault(position.symbol, now)
+        return None if stands and now - fired_at < _FIRES_WITHIN else cause
 
     def _was_just_refused(self, symbol: str) -> bool:
         retry_at = self._retry_at.get(symbol)

@@ -1,7 +1,9 @@
 """The ledger of one live account: its open venue orders, and the booking of venue fills and payments."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -10,7 +12,7 @@ from typing import Final
 import msgspec
 
 from trader.core.clock import Clock, floor_time
-from trader.core.errors import TraderError, Unavailable
+from trader.core.errors import MarketDataError, TraderError, Unavailable
 from trader.core.events import EventBus
 from trader.core.money import ZERO
 from trader.database.pool import Connection, Database
@@ -28,6 +30,8 @@ from trader.live.sql import venue_orders as store
 from trader.live.venue import AccountRecords, VenueAccounts
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
+
+log = logging.getLogger("trader.live")
 
 _SALTS_MAX: Final = 100
 _FUNDING_SHOWN_WITHIN: Final = timedelta(minutes=10)
@@ -96,42 +100,65 @@ class AccountLedger:
             self.open_orders = {sent.client_index: sent for sent in rows}
             self._is_stale = False
 
-    async def record(self, order: VenueOrder, cause: Cause, request: Order | None, lasts: timedelta) -> SentOrder:
-        """Record an order before it is sent. Return it with its newly drawn client index.
+    async def record(
+        self, orders: Sequence[tuple[VenueOrder, Cause]], request: Order | None, lasts: timedelta
+    ) -> list[SentOrder]:
+        """Record orders before they are sent together. Return them with their newly drawn client indexes.
+
+        The first one may have a caller's request; the others are the stop and target of its fills.
 
         :raises Unavailable: the database cannot answer now, or this process no longer trades
         """
         account, now, term = self.account, self._context.clock.now(), self.require_term()
         name = None if request is None else request.client_order_id
-        key = f"{account.run.started_at.isoformat()}\n{name or now.isoformat()}\n{cause}\n{order.symbol}"
+        sent: list[SentOrder] = []
         try:
             async with self._context.database.transaction() as conn:
-                index = await self._draw_index(conn, key)
-                sent = SentOrder(
-                    account_id=self.account_id,
-                    run_id=account.run.id,
-                    order=msgspec.structs.replace(order, client_index=index),
-                    cause=cause,
-                    status=SentStatus.SENT,
-                    expires_at=now + lasts,
-                    created_at=now,
-                    changed_at=now,
-                    request_id=None if request is None else row_id(f"{self.account_id}:venue", index),
-                    request=request,
-                )
-                if not await store.insert_venue_order(conn, sent, term):
+                for order, cause in orders:
+                    key = f"{account.run.started_at.isoformat()}\n{name or now.isoformat()}\n{cause}\n{order.symbol}"
+                    index = await self._draw_index(conn, key)
+                    sent.append(
+                        SentOrder(
+                            account_id=self.account_id,
+                            run_id=account.run.id,
+                            order=msgspec.structs.replace(order, client_index=index),
+                            cause=cause,
+                            status=SentStatus.SENT,
+                            expires_at=now + lasts,
+                            created_at=now,
+                            changed_at=now,
+                            request_id=None if request is None else row_id(f"{self.account_id}:venue", index),
+                            request=request,
+                            parent_index=sent[0].client_index if sent else None,
+                        )
+                    )
+                    request = None
+                if not await store.insert_venue_orders(conn, sent, term):
                     raise _no_longer()
         except (Unavailable, asyncio.CancelledError):
             self._is_stale = True
             raise
-        self.open_orders[index] = sent
+        self.open_orders |= {each.client_index: each for each in sent}
         return sent
 
-    async def record_nonce(self, sent: SentOrder) -> None:
-        """Record the nonce of the transaction whose answer was lost."""
-        self.open_orders[sent.client_index] = sent
-        async with self._context.database.writing() as conn:
-            await store.update_venue_order_nonce(conn, sent)
+    async def record_attempt(self, sent: Sequence[SentOrder], attempt: str | None, lasts: timedelta) -> None:
+        """Record the transaction that is about to carry orders, or None if it certainly does not.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        term, expires_at = self.require_term(), self._context.clock.now() + lasts
+        known = [
+            msgspec.structs.replace(self.open_orders[each.client_index], attempt=attempt, expires_at=expires_at)
+            for each in sent
+        ]
+        self.open_orders |= {each.client_index: each for each in known}
+        try:
+            async with self._context.database.writing() as conn:
+                if not await store.update_venue_orders_attempt(conn, known, term):
+                    raise _no_longer()
+        except (Unavailable, asyncio.CancelledError):
+            self._is_stale = True
+            raise
 
     async def commit(self, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Book a change of the account. After `Unavailable`, the next change first reads the rows again."""
@@ -197,7 +224,8 @@ class AccountLedger:
         position = self.account.positions.get(symbol)
         if position is None or position.funded_until >= hour:
             return
-        await self.book_funding(records)
+        with suppress(MarketDataError):  # what the venue does not show now is as what it does not show yet
+            await self.book_funding(records)
         position = self.account.positions[symbol]
         market, payments = self._context.market, []
         for boundary in hours_crossed(position.funded_until, hour):
@@ -218,6 +246,20 @@ class AccountLedger:
                 account, payments, until, context.market.marks, context.rules, context.clock.now()
             )
         )
+
+
+async def run_each(steps: Iterable[Awaitable[object]]) -> None:
+    """Complete the steps one after another. An error of one, even a bug, stops no other; the first is raised then."""
+    errors: list[Exception] = []
+    for step in steps:
+        try:
+            await step
+        except Exception as error:
+            if errors:
+                log.warning("another step failed, too: %s", error, exc_info=not isinstance(error, TraderError))
+            errors.append(error)
+    if errors:
+        raise next((error for error in errors if not isinstance(error, TraderError)), errors[0])
 
 
 def _no_longer() -> Unavailable:

@@ -5,29 +5,34 @@ The venue's fills, the order's new status and the answer to the caller are one p
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import chain
 from typing import Final
 
 import msgspec
 
-from trader.core.errors import MarketDataError
-from trader.core.money import ZERO
+from trader.core.errors import MarketDataError, Unavailable
+from trader.core.events import VenueDiffers
+from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.orders import Cause, Order, OrderAnswer
-from trader.exchange.domain.venue_orders import (
-    OrderEvent,
-    SentOrder,
-    SentStatus,
-    VenueFill,
-    VenueOrder,
-    VenueOrderType,
-    advance,
-)
+from trader.exchange.domain.orders import Cause, Order, OrderAnswer, OrderSide
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
 from trader.live.domain.ledger import refuse_sent, settle
-from trader.live.domain.orders import Placed, Refused, SendOutcome, Unknown, VenueOrderState
+from trader.live.domain.orders import (
+    Busy,
+    Placed,
+    Refused,
+    SendOutcome,
+    Unknown,
+    VenueOrderState,
+    client_index_of,
+)
+from trader.live.domain.protective_orders import CAUSES, reachable_price
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.venue import AccountRecords, VenueAccount
 from trader.market.domain.markets import Quote
 
@@ -36,9 +41,12 @@ log = logging.getLogger("trader.live")
 _READS_MAX: Final = 10
 """Maximum reads of an order until it is final and all its trades are shown."""
 
+LAG_MAX: Final = timedelta(seconds=12)
+"""How old what the venue shows may be. Nothing that it then lacks or holds is canceled for that."""
+
 _EXPIRY_MARGIN: Final = timedelta(seconds=60)
 _PLACING_MAX: Final = timedelta(minutes=5)
-"""An upper bound of the time that repeated requests for one order take until its first answer counts as lost."""
+"""How long a closing order that the venue was too busy to take is sent again."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +65,34 @@ class Outbox:
         self._ledger = ledger
         self._account_index = account_index
         self._venue: VenueAccount | None = None
-        self._lagging: set[int] = set()
+        self._waiting: dict[int, str] = {}
+        self._changed_at: dict[str, datetime] = {}
         self._quotes: dict[int, Quote | None] = {}
 
     @property
     def unsettled(self) -> frozenset[str]:
-        """The markets with an undecided order: nothing else is sent there until it is decided."""
-        orders = self._ledger.open_orders.items()
+        """The markets with an undecided order, or with one whose trades are not shown yet."""
+        return frozenset(sent.symbol for sent in self._undecided())
+
+    @property
+    def closing(self) -> frozenset[str]:
+        """The markets with an undecided order that closes."""
+        return frozenset(sent.symbol for sent in self._undecided() if _closes(sent))
+
+    @property
+    def protecting(self) -> frozenset[str]:
+        """The markets with an undecided stop or target, other than one whose entry is open."""
+        orders = self._ledger.open_orders
         return frozenset(
-            sent.symbol for index, sent in orders if sent.status is SentStatus.SENT or index in self._lagging
+            sent.symbol for sent in self._undecided() if sent.is_protective and sent.parent_index not in orders
         )
+
+    @property
+    def trouble(self) -> str | None:
+        """Which orders are unknown, and why: until they are known, the account opens nothing."""
+        unknown = [sent for sent in self._undecided() if sent.client_index in self._waiting]
+        texts = (f"order {sent.client_index} of {sent.symbol}: {self._waiting[sent.client_index]}" for sent in unknown)
+        return "; ".join(texts) or None
 
     @property
     def records(self) -> AccountRecords:
@@ -74,9 +100,19 @@ class Outbox:
         return self._account.records
 
     def protective_orders(self) -> list[SentOrder]:
-        """Return the stops and targets that wait at the venue."""
-        orders = self._ledger.open_orders.values()
-        return [sent for sent in orders if sent.is_protective and sent.status is SentStatus.STANDING]
+        """Return the stops and targets that wait at the venue, except those of an entry that is still open."""
+        orders = self._ledger.open_orders
+        return [
+            sent
+            for sent in orders.values()
+            if sent.is_protective and sent.status is SentStatus.STANDING and sent.parent_index not in orders
+        ]
+
+    def is_young(self, symbol: str | None) -> bool:
+        """Return whether a report of the venue may be older than the last change in the market, or in any."""
+        changes = self._changed_at.values() if symbol is None else filter(None, [self._changed_at.get(symbol)])
+        now = self._context.clock.now()
+        return any(timedelta(0) <= now - changed_at < LAG_MAX for changed_at in changes)
 
     async def refresh(self) -> None:
         """Make sure that memory matches the rows and that the venue is reachable.
@@ -95,82 +131,91 @@ class Outbox:
 
     # One order
 
-    async def send(self, order: VenueOrder, cause: Cause, request: Order | None = None) -> OrderResult:
-        """Draw a client index for an order, record it, send it, and book its outcome.
+    async def send(
+        self, order: VenueOrder, cause: Cause, request: Order | None = None, protection: Sequence[VenueOrder] = ()
+    ) -> OrderResult:
+        """Draw a client index for an order, record it, send it with its stop and target, and book its outcome.
 
         :raises Unavailable: the database cannot answer now; an order already sent is looked up later
         """
-        sent = await self._ledger.record(order, cause, request, self._transaction_lasts + _PLACING_MAX)
-        if not sent.is_protective:
-            self._quotes[sent.client_index] = self._context.market.quote(sent.symbol)
-        return await self._book_outcome(sent, await self._account.orders.place(sent.order))
+        orders = [(order, cause), *((child, CAUSES[child.type]) for child in protection)]
+        return await self._place(await self._ledger.record(orders, request, self._transaction_lasts))
+
+    async def close_unrecorded(self, symbol: str, held: Decimal) -> str | None:
+        """Close a position that the books do not know, whose trades are then booked as it. Return why that failed."""
+        context, account_id = self._context, self._ledger.account_id
+        market, quote = context.rules.markets.get(symbol), context.market.quote(symbol)
+        if market is None or quote is None:
+            return "the service has no price for it"
+        side = OrderSide.SELL if held > 0 else OrderSide.BUY
+        order = VenueOrder(
+            client_index=client_index_of(account_id, f"close\n{symbol}\n{context.clock.now().isoformat()}"),
+            symbol=symbol,
+            side=side,
+            type=VenueOrderType.MARKET,
+            quantity=abs(held),
+            price=reachable_price(side, quote, closes=True, market=market),
+            reduce_only=True,
+        )
+
+        async def remember(_: str) -> None:
+            self._ledger.require_term()
+
+        outcome = await self._account.orders.place([order], market, remember)
+        return None if isinstance(outcome, Placed) else outcome.reason
 
     async def resolve(self) -> None:
-        """Find out the outcome of orders whose answer was lost."""
-        for sent in [order for order in self._ledger.open_orders.values() if order.status is SentStatus.SENT]:
-            outcome = await self._account.orders.resolve(sent.order, sent.nonce, sent.expires_at)
-            status = (await self._book_outcome(sent, outcome)).sent.status
-            log.info("%s: order %d of %s is %s", sent.account_id, sent.client_index, sent.symbol, status)
+        """Find out the outcome of orders whose answer was lost; an error of one stops no other."""
+        orders = [order for order in self._ledger.open_orders.values() if order.status is SentStatus.SENT]
+        await run_each(self._resolve(sent) for sent in sorted(orders, key=lambda sent: sent.parent_index is not None))
 
     async def poll(self) -> None:
-        """Book changes to the orders that are open at the venue. Raise as `refresh` does."""
+        """Book changes to the orders that are open at the venue. Raise as `refresh` does; an error stops no other."""
         orders = self._ledger.open_orders
         standing = {index: sent for index, sent in orders.items() if sent.status is SentStatus.STANDING}
         if not standing:
             return
         states = await self._account.orders.find_all(standing)
-        for index, state in sorted(states.items(), key=lambda item: item[1].venue_index):
-            if state.is_final or state.filled > standing[index].filled:
-                await self._book(orders[index], state)
+        shown = sorted(states.items(), key=lambda item: item[1].venue_index)
+        changed = [(standing[index], state) for index, state in shown]
+        booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
+        before = self._context.clock.now() - LAG_MAX
+        gone = (
+            self.cancel(sent) for index, sent in standing.items() if index not in states and sent.changed_at <= before
+        )
+        await run_each(chain(booked, gone))
 
-    async def cancel(self, sent: SentOrder, reason: str) -> bool:
-        """Cancel an order and book its fills so far. Return whether it is certainly no longer open.
+    async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
+        """Cancel an order and book its fills so far. Return whether it is certainly no longer open."""
+        sent = msgspec.structs.replace(sent, reason=reason)
+        outcome = await self._account.orders.cancel(sent.symbol, sent.client_index)
+        if isinstance(outcome, Placed):
+            return (await self._book(sent, outcome.state)).sent.status is SentStatus.DONE
+        # One that was never shown may still have been accepted.
+        return isinstance(outcome, Refused) and sent.status is SentStatus.STANDING and await self._write_off(sent)
 
-        :raises MarketDataError: the venue does not answer
-        """
-        state = await self._account.orders.find(sent.client_index)
-        if state is None:
-            if sent.status is not SentStatus.STANDING:
-                return False  # the venue may still have accepted it
-            return await self.write_off(msgspec.structs.replace(sent, reason=reason))
-        if not state.is_final:
-            outcome = await self._account.orders.cancel(state)
-            if isinstance(outcome, Unknown):
-                return False
-            state = outcome.state if isinstance(outcome, Placed) else state
-        if not state.is_final:
-            return False
-        return await self._ends(msgspec.structs.replace(sent, reason=reason), state)
+    async def cancel_foreign(self, symbol: str, client_index: int) -> None:
+        """Cancel an order at the venue that is not in the ledger."""
+        await self._account.orders.cancel(symbol, client_index)
 
-    async def cancel_foreign(self, client_index: int) -> None:
-        """Cancel an order at the venue that is not in the ledger. Raise `MarketDataError`."""
-        state = await self._account.orders.find(client_index)
-        if state is not None and not state.is_final:
-            await self._account.orders.cancel(state)
+    async def _write_off(self, sent: SentOrder) -> bool:
+        """Write off a canceled order that the venue no longer knows. Return whether that is certain.
 
-    async def write_off(self, sent: SentOrder) -> bool:
-        """Write off an order that the venue no longer knows. Return whether that is certain.
-
-        Cancel it first, so that an order that the venue merely does not show can fill nothing more. Book its trades. If
-        the ledger then holds a different position than the venue, some trades are missing and it is not certain, except
-        for a stop or target, whose successor can only reduce.
+        Book its trades. If the ledger then holds a different position than the venue, some trades are missing and it is
+        not certain, except for a stop or target, whose successor can only reduce.
 
         :raises MarketDataError: the venue does not answer
         """
-        match await self._account.orders.cancel_unlisted(sent.order):
-            case Placed(state):
-                return await self._ends(sent, state)
-            case Unknown():
-                return False
         assert sent.venue_index is not None
         unbooked = await self._ledger.unbooked(await self.records.fills_of(sent.venue_index))
         quantity = sum((fill.quantity for fill in unbooked), ZERO)
         held = self._ledger.account.positions.get(sent.symbol)
         ours = sent.order.side.direction * quantity + (ZERO if held is None else held.side.direction * held.quantity)
-        theirs = await self.records.position(sent.symbol)
+        theirs = (await self.report()).positions.get(sent.symbol, ZERO)
         if not sent.is_protective and ours != theirs:
             return False
         log.error("%s: the venue no longer knows order %d", sent.account_id, sent.client_index)
+        self._changed_at[sent.symbol] = self._context.clock.now()
         reason = sent.reason or "the venue showed it once and no longer knows it"
         state = VenueOrderState(
             client_index=sent.client_index,
@@ -181,7 +226,7 @@ class Outbox:
             status="unknown",
             is_shown=False,
         )
-        return await self._ends(msgspec.structs.replace(sent, reason=reason), state)
+        return (await self._book(msgspec.structs.replace(sent, reason=reason), state)).sent.status is SentStatus.DONE
 
     # Booking
 
@@ -192,10 +237,57 @@ class Outbox:
 
     @property
     def _transaction_lasts(self) -> timedelta:
-        return timedelta(seconds=self._account.expires_s)
+        return timedelta(seconds=self._account.expires_s) + _EXPIRY_MARGIN
 
-    async def _ends(self, sent: SentOrder, state: VenueOrderState) -> bool:
-        return (await self._book(sent, state)).sent.status is SentStatus.DONE
+    async def _find(self, client_index: int) -> VenueOrderState | None:
+        return (await self._account.orders.find_all([client_index])).get(client_index)
+
+    def _undecided(self) -> list[SentOrder]:
+        orders = self._ledger.open_orders.items()
+        return [sent for index, sent in orders if sent.status is SentStatus.SENT or index in self._waiting]
+
+    async def _place(self, sent: Sequence[SentOrder]) -> OrderResult:
+        first, ledger = sent[0], self._ledger
+        if not first.is_protective:
+            self._quotes[first.client_index] = self._context.market.quote(first.symbol)
+
+        async def remember(attempt: str) -> None:
+            await ledger.record_attempt(sent, attempt, self._transaction_lasts)
+
+        market = self._context.rules.markets[first.symbol]
+        self._changed_at[first.symbol] = self._context.clock.now()
+        outcome = await self._account.orders.place([each.order for each in sent], market, remember)
+        if isinstance(outcome, Busy):
+            await ledger.record_attempt(sent, None, self._transaction_lasts)
+            again = _closes(first)  # by `resolve`
+            outcome = Unknown(outcome.reason) if again else Refused(outcome.reason)
+        first, *children = [ledger.open_orders[each.client_index] for each in sent]
+        try:
+            await self._book_children(children, outcome)
+        except (MarketDataError, Unavailable) as error:
+            log.warning("%s: the stop of %s is looked up again: %s", first.account_id, first.symbol, error)
+        return await self._book_outcome(first, outcome)
+
+    async def _book_children(self, children: Sequence[SentOrder], outcome: SendOutcome) -> None:
+        """Book the stop and target of an order by what became of their transaction."""
+        states: Mapping[int, VenueOrderState] = {}
+        if children and isinstance(outcome, Placed):
+            states = await self._account.orders.find_all([child.client_index for child in children])
+            outcome = Unknown("the venue does not show it yet")
+        for child in children:
+            state = states.get(child.client_index)
+            await self._book_outcome(child, outcome if state is None else Placed(state))
+
+    async def _resolve(self, sent: SentOrder) -> None:
+        position = self._ledger.account.positions.get(sent.symbol)
+        if sent.attempt is not None:
+            outcome = await self._account.orders.resolve(sent.order, sent.attempt, sent.expires_at)
+            sent = (await self._book_outcome(sent, outcome)).sent
+        elif _closes(sent) and position is not None and self._context.clock.now() < sent.created_at + _PLACING_MAX:
+            sent = (await self._place([sent])).sent
+        else:
+            sent = (await self._book_outcome(sent, Refused("it was never sent"))).sent
+        log.info("%s: order %d of %s is %s", sent.account_id, sent.client_index, sent.symbol, sent.status)
 
     async def _book_outcome(self, sent: SentOrder, outcome: SendOutcome) -> OrderResult:
         match outcome:
@@ -203,28 +295,28 @@ class Outbox:
                 return await self._book(sent, state)
             case Refused(reason):
                 self._quotes.pop(sent.client_index, None)
+                self._waiting.pop(sent.client_index, None)
                 posting = await self._ledger.commit(
                     lambda account: refuse_sent(account, sent, reason, self._context.clock.now())
                 )
                 assert posting is not None
-                return OrderResult(posting.sent[0], *posting.answers)
-            case Unknown(reason, nonce):
-                return await self._leave_unknown(sent, reason, nonce)
-
-    async def _leave_unknown(self, sent: SentOrder, reason: str, nonce: int | None) -> OrderResult:
-        log.warning(
-            "%s: the state of order %d is not known, nothing else trades %s until it is: %s",
-            sent.account_id, sent.client_index, sent.symbol, reason,
-        )  # fmt: skip
-        if nonce is not None and sent.nonce is None:
-            expires_at = self._context.clock.now() + self._transaction_lasts + _EXPIRY_MARGIN
-            sent = advance(sent, OrderEvent.UNKNOWN, nonce=nonce, expires_at=expires_at)
-            await self._ledger.record_nonce(sent)
-        return OrderResult(sent)
+                return OrderResult(posting.sent[0], next(iter(posting.answers), None))
+            case Unknown(reason) | Busy(reason):
+                if sent.client_index not in self._waiting:
+                    log.warning(
+                        "%s: the state of order %d of %s is not known, nothing else opens until it is: %s",
+                        sent.account_id, sent.client_index, sent.symbol, reason,
+                    )  # fmt: skip
+                self._waiting[sent.client_index] = reason
+                return OrderResult(sent)
 
     async def _book(self, sent: SentOrder, state: VenueOrderState) -> OrderResult:
         """Book the venue's state of an order. Leave its row unchanged until the venue shows all its trades."""
         index, context = sent.client_index, self._context
+        entry = self._ledger.open_orders.get(sent.parent_index or 0)
+        if state.filled and entry is not None and entry.status is SentStatus.SENT:
+            self._waiting[index] = "the fills of its entry come first"
+            return OrderResult(sent)
         try:
             update = await self._with_trades(sent, state)
             if update is not None and (fills := update[1]):
@@ -234,10 +326,9 @@ class Outbox:
             log.warning("%s: order %d is read again: %s", sent.account_id, index, error)
             update = None
         if update is None:
-            if sent.status is SentStatus.STANDING:
-                self._lagging.add(index)
+            self._waiting[index] = "the venue does not show all its trades yet"
             return OrderResult(sent)
-        self._lagging.discard(index)
+        self._waiting.pop(index, None)
         state, fills = update
         if sent.status is SentStatus.STANDING and not fills and not state.is_final:
             return OrderResult(sent)
@@ -247,8 +338,21 @@ class Outbox:
             )
         )
         assert posting is not None
+        self._changed_at[sent.symbol] = context.clock.now()
+        self._report_unfilled(sent, state)
         await self._record_drift(sent, posting)
-        return OrderResult(posting.sent[0], *posting.answers)
+        return OrderResult(posting.sent[0], next(iter(posting.answers), None))
+
+    def _report_unfilled(self, sent: SentOrder, state: VenueOrderState) -> None:
+        """Raise the alarm for a stop or target that fired at the venue and left some of its position."""
+        is_whole = state.filled >= sent.order.quantity or sent.symbol not in self._ledger.account.positions
+        if is_whole or not (sent.is_protective and state.has_fired):
+            return
+        filled, wanted = format_decimal(state.filled), format_decimal(sent.order.quantity)
+        kind = f"a {sent.order.type} fired at the venue and was not filled"
+        text = f"{sent.symbol}: {kind}: it filled {filled} of {wanted} ({state.status}); the rest is closed at market"
+        log.error("%s: %s", sent.account_id, text)
+        self._context.events.publish(VenueDiffers(self._context.clock.now(), sent.account_id, kind, text))
 
     async def _with_trades(
         self, sent: SentOrder, state: VenueOrderState
@@ -257,7 +361,7 @@ class Outbox:
         for read in range(_READS_MAX):
             if read:
                 await self._account.orders.pause()
-                state = await self._account.orders.find(sent.client_index) or state
+                state = await self._find(sent.client_index) or state
             if not state.is_final and sent.order.type is VenueOrderType.MARKET:
                 continue
             fills = await self.records.fills_of(state.venue_index) if state.filled else []
@@ -278,3 +382,8 @@ class Outbox:
             await self._context.drift.record(
                 sent.account_id, posting.fills, quote, filled_before=sent.filled, limit_price=limit
             )
+
+
+def _closes(sent: SentOrder) -> bool:
+    """Return whether an order closes at market: it can only reduce, so it may be sent again."""
+    return sent.order.type is VenueOrderType.MARKET and sent.order.reduce_only

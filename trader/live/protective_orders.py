@@ -23,12 +23,12 @@ from trader.live.domain.protective_orders import (
     terms_of_plan,
     terms_of_sent,
 )
-from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
 
-_RETRY_AFTER: Final = timedelta(seconds=60)
+_RETRY_AFTER: Final = timedelta(seconds=10)
 """Delay before a protective order that the venue refused is sent again; until then, its trigger is watched here."""
 
 
@@ -42,28 +42,39 @@ class ProtectiveOrders:
         self._refused: dict[ProtectiveTerms, datetime] = {}
 
     def wanted(self) -> list[ProtectiveTerms]:
-        """Return the terms of the exit plans, except in markets with an undecided order."""
-        return terms_of_account(self._ledger.account, self._context.rules.markets, self._outbox.unsettled)
+        """Return the terms of the exit plans, except in markets with an undecided stop or target."""
+        return terms_of_account(self._ledger.account, self._context.rules.markets, self._outbox.protecting)
 
     def standing(self) -> dict[ProtectiveTerms, SentOrder]:
         return {terms_of_sent(sent): sent for sent in self._outbox.protective_orders()}
 
     async def sync(self) -> None:
-        """Place missing protective orders, then cancel superfluous ones. Raise as `Outbox.refresh` does."""
-        now, outbox = self._context.clock.now(), self._outbox
+        """Place missing protective orders, then cancel superfluous ones. Raise as `Outbox.refresh` does.
+
+        An error of one order stops no other.
+        """
+        now = self._context.clock.now()
         self._refused = {key: at for key, at in self._refused.items() if not interval_elapsed(at, _RETRY_AFTER, now)}
-        for terms in self.wanted():
-            if not (terms in self.standing() or terms in self._refused or terms.symbol in outbox.unsettled):
-                await self._place(terms)
-        wanted, positions = set(self.wanted()), self._ledger.account.positions
-        for terms, sent in self.standing().items():
-            position = positions.get(terms.symbol)
-            is_closing = position is not None and position.closing is not None
-            # Keep an order that is being replaced until its successor is open.
-            waits = any(other.symbol == terms.symbol and other.type is terms.type for other in self._refused)
-            if terms in wanted or terms.symbol in outbox.unsettled or is_closing or (waits and position is not None):
-                continue
-            await outbox.cancel(sent, "its position is gone or its plan has changed")
+        missing = [terms for terms in self.wanted() if not (terms in self.standing() or terms in self._refused)]
+        await run_each(self._place(terms) for terms in missing)
+        wanted = set(self.wanted())
+        await run_each(self._cancel_unwanted(sent, wanted) for sent in self._outbox.protective_orders())
+
+    async def _cancel_unwanted(self, sent: SentOrder, wanted: set[ProtectiveTerms]) -> None:
+        """Cancel an order, unless it is the first with wanted terms, which are then met."""
+        terms, position = terms_of_sent(sent), self._ledger.account.positions.get(sent.symbol)
+        if terms in wanted:
+            wanted.discard(terms)
+            return
+        is_closing = position is not None and position.closing is not None
+        # Keep an order that is being replaced until its successor is open.
+        waits = any(
+            (other.symbol, other.type) == (terms.symbol, terms.type) and other not in self.standing()
+            for other in self.wanted()
+        )
+        if terms.symbol in self._outbox.unsettled or is_closing or waits:
+            return
+        await self._outbox.cancel(sent, "its position is gone or its plan has changed")
 
     async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         """Replace the exit plan of a position. Return None when it is set, else why the old one stays.

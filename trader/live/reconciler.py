@@ -15,7 +15,7 @@ import msgspec
 from trader.core.events import VenueDiffers
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.venue_orders import SentStatus, VenueFill
+from trader.exchange.domain.venue_orders import SentStatus
 from trader.live.domain.ledger import book_foreign_trades
 from trader.live.domain.protective_orders import ProtectiveTerms
 from trader.live.domain.reconciliation import (
@@ -27,7 +27,7 @@ from trader.live.domain.reconciliation import (
     VenueReport,
     reconcile,
 )
-from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.outbox import Outbox
 from trader.live.protective_orders import ProtectiveOrders
 from trader.live.sql import venue_orders as store
@@ -67,7 +67,7 @@ class Reconciler:
         agreed_at: datetime,
     ) -> None:
         self.trouble: str | None = "it has not been compared with the venue yet"
-        self._differences: tuple[VenueDifference, ...] = ()
+        self._announced: set[str] = set()
         self._context = context
         self._ledger = ledger
         self._outbox = outbox
@@ -85,12 +85,11 @@ class Reconciler:
             report = await self._outbox.report()
             differences = self._compared(report)
         self._announce(differences)
-        acted = [await self._act(difference, report) for difference in differences]
+        acted = [await self._act(difference, report) for difference in self._settled(differences)]
         if await self._explain(differences, report) or any(acted):
             differences = self._compared(await self._outbox.report())
             self._announce(differences)
-        self._differences = tuple(differences)
-        stopping = [difference for difference in differences if difference.action in (Action.STOP, Action.BOOK)]
+        stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
         self.trouble = "; ".join(map(str, stopping)) or None
         if not differences:
             await self._record_agreement()
@@ -99,10 +98,15 @@ class Reconciler:
 
     def _compared(self, report: VenueReport) -> list[VenueDifference]:
         share = abs(self._ledger.account.cash) * TOLERANCE_SHARE
-        tolerance = _ENDLESS if self._ledger.is_funding_awaited else max(TOLERANCE_LEAST, share)
-        # An order whose answer was lost may or may not be open, so leave its market alone.
+        least = max(TOLERANCE_LEAST, share) + report.rounding
+        tolerance = _ENDLESS if self._ledger.is_funding_awaited else least
+        # An order whose answer was lost may or may not be open, as may the stop of an entry that still rests.
         orders = self._ledger.open_orders
-        unknown = {index for index, sent in orders.items() if sent.status is SentStatus.SENT}
+        unknown = {
+            index
+            for index, sent in orders.items()
+            if sent.status is SentStatus.SENT or (sent.is_protective and sent.parent_index in orders)
+        }
         return [
             difference
             for difference in reconcile(self._ledger_report(), report, balance_tolerance=tolerance)
@@ -126,49 +130,44 @@ class Reconciler:
             balance=_balance(account),
         )
 
+    def _settled(self, differences: Iterable[VenueDifference]) -> list[VenueDifference]:
+        """Return the differences that are not merely of a report older than the last change in the market."""
+        return [difference for difference in differences if not self._outbox.is_young(difference.symbol)]
+
     def _announce(self, differences: Iterable[VenueDifference]) -> None:
         """Log and publish each difference that is new since the last comparison."""
-        account_id, known = self._ledger.account_id, set(map(str, self._differences))
-        for difference in differences:
+        account_id, known = self._ledger.account_id, self._announced
+        self._announced = set()
+        for difference in self._settled(differences):
+            self._announced.add(str(difference))
             if (text := str(difference)) not in known:
-                self._differences = (*self._differences, difference)
                 log.warning("%s differs from the venue: %s", account_id, text)
                 self._context.events.publish(VenueDiffers(self._context.clock.now(), account_id, difference.kind, text))
 
     # Actions
 
     async def _act(self, difference: VenueDifference, report: VenueReport) -> bool:
-        """Apply the rule if it concerns a single order. Return whether anything was done."""
+        """Cancel an order if that is the rule. Return whether anything was done."""
         index, outbox, open_orders = difference.client_index, self._outbox, self._ledger.open_orders
-        is_gone = difference.kind in (DifferenceKind.PROTECTION_MISSING, DifferenceKind.RESTING_GONE)
-        if is_gone and (lost := open_orders.get(index or 0)) is not None:
-            if await outbox.write_off(lost):
-                await self._protective_orders.sync()
-            return True
         if difference.action is not Action.CANCEL or index is None or index not in report.protective_orders:
             return False
         if (sent := open_orders.get(index)) is not None:
             return await outbox.cancel(sent, "its position is gone")
-        await outbox.cancel_foreign(index)
+        await outbox.cancel_foreign(report.protective_orders[index].symbol, index)
         return True
 
     async def _explain(self, differences: list[VenueDifference], report: VenueReport) -> bool:
-        """Book what the ledger lacks: first fills of our own orders, then foreign trades."""
+        """Book the foreign trades that the ledger lacks."""
         is_bookable = any(difference.action is Action.BOOK for difference in differences)
         if not is_bookable and not self._has_new_gap(differences, report):
             return False
-        await self._outbox.poll()
-        report = await self._outbox.report()
-        left = self._compared(report)
-        symbols = {
-            difference.symbol
-            for difference in left
-            if difference.action is Action.BOOK and difference.symbol is not None
-        }
-        if {difference.kind for difference in left} <= {DifferenceKind.BALANCE}:
+        symbols = {difference.symbol for difference in differences if difference.action is Action.BOOK}
+        if {difference.kind for difference in differences} <= {DifferenceKind.BALANCE}:
             symbols = set(self._context.rules.markets)
-        if symbols and not self._outbox.unsettled & symbols:
-            await self._book_foreign_trades(symbols, report)
+        await run_each(
+            self._book_foreign_trades(symbol, report)
+            for symbol in self._context.rules.markets.keys() & symbols - self._outbox.unsettled
+        )
         await self._protective_orders.sync()
         return True
 
@@ -184,27 +183,23 @@ class Reconciler:
         self._gap_tries += 1
         return abs(gap) > _ROUNDED and self._gap_tries <= _GAP_TRIES_MAX
 
-    async def _book_foreign_trades(self, symbols: set[str], report: VenueReport) -> None:
-        """Book trades that none of our orders made, if the ledger then matches the venue's positions."""
+    async def _book_foreign_trades(self, symbol: str, report: VenueReport) -> None:
+        """Book trades that none of our orders made, if the ledger then matches the venue's position."""
         ledger, records, context = self._ledger, self._outbox.records, self._context
-        since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE)
-        fills = [trade for trade in await records.fills_since(since) if trade.symbol in symbols]
-        foreign = await self._without_ours(await ledger.unbooked(fills))
-        payments = await ledger.unbooked_payments(records, since) if foreign else []
-        held = _signed_positions(ledger.account)
-        for fill in foreign:
-            held[fill.symbol] = held.get(fill.symbol, ZERO) + fill.side.direction * fill.quantity
-        if not foreign or any(held.get(symbol, ZERO) != report.positions.get(symbol, ZERO) for symbol in symbols):
+        now = context.clock.now()
+        behind = min((records.answered_at or now) - now, timedelta(0))  # dates in the ledger are of our clock
+        since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE) + behind
+        fills = [trade for trade in await records.fills_since(since) if trade.symbol == symbol]
+        unbooked = await ledger.unbooked(fills)
+        foreign = [fill for fill in unbooked if fill.client_index not in ledger.open_orders]
+        held = _signed_positions(ledger.account).get(symbol, ZERO)
+        held += sum((fill.side.direction * fill.quantity for fill in foreign), ZERO)
+        if not foreign or held != report.positions.get(symbol, ZERO):
             return
-        log.warning("%s: booked %d trades that none of our orders made", ledger.account_id, len(foreign))
+        payments = await ledger.unbooked_payments(records, since)
+        log.warning("%s: booked %d trades of %s that none of our orders made", ledger.account_id, len(foreign), symbol)
         marks, rules, clock = context.market.marks, context.rules, context.clock
         await ledger.commit(lambda account: book_foreign_trades(account, foreign, payments, marks, rules, clock.now()))
-
-    async def _without_ours(self, fills: list[VenueFill]) -> list[VenueFill]:
-        indexes = {fill.client_index for fill in fills if fill.client_index is not None}
-        async with self._context.database.connection() as conn:
-            ours = await store.select_venue_indexes(conn, self._ledger.account_id, indexes)
-        return [fill for fill in fills if fill.client_index not in ours]
 
     async def _record_agreement(self) -> None:
         now = self._context.clock.now()

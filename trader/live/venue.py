@@ -10,7 +10,7 @@ Every method that reads raises `MarketDataError` when the venue does not answer 
 guessed: an order whose answer was lost is `Unknown` until the venue shows it or can no longer execute it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
@@ -18,9 +18,12 @@ from typing import Protocol
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.market.domain.markets import SimulatedMarket
+from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.settings import Settings
+
+Remember = Callable[[str], Awaitable[None]]
+"""Records the venue's reference to a transaction."""
 
 
 class OrderGateway(Protocol):
@@ -29,32 +32,36 @@ class OrderGateway(Protocol):
     A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order: the venue executes it at most once.
     """
 
-    async def place(self, order: VenueOrder) -> SendOutcome:
-        """Send an order unless the venue already shows its client index. Return the outcome; never raise."""
-        ...
+    async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
+        """Send an order, and in the same transaction the stop and target of its fills. Return the first one's outcome.
 
-    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
-        """Find out the outcome of an order whose answer was lost, without sending it again.
+        Before anything is sent, `remember` records the venue's reference to the transaction. An order that opens is
+        refused if the venue's lot or tick is no longer that of `market`, by which it was decided.
 
-        `nonce` comes from the order's `Unknown`; None when the process ended before recording it. The venue no longer
-        executes the order after `expires_at` by its own clock; the clock of this machine may be wrong.
+        :raises Unavailable: `remember` failed, and nothing was sent
         """
         ...
 
-    async def find(self, client_index: int) -> VenueOrderState | None:
-        """Return the present state of an order, or None when the venue does not know the client index."""
+    async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
+        """Find out the outcome of an order whose answer was lost, without sending it again.
+
+        The venue no longer executes the attempt after `expires_at` by its own clock; that of this machine may be wrong.
+        """
         ...
 
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
         """Return the present states by client index, omitting orders that the venue does not know."""
         ...
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
-        """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: the venue does not know it."""
+    async def opened_since(self, since: datetime) -> Collection[int]:
+        """Return the client indexes of the orders that could open which were sent with our key since `since`."""
         ...
 
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel an order that the venue no longer shows. `Refused`: it does not rest; its final state is unknown."""
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        """Cancel an order, even one that the venue does not show.
+
+        `Placed` has its final state, which may be filled; `Refused`: it does not rest, and its final state is unknown.
+        """
         ...
 
     async def pause(self) -> None:
@@ -69,8 +76,13 @@ class AccountRecords(Protocol):
         """Return signed positions, standing orders, and the balance: money − Σ position × entry price."""
         ...
 
-    async def position(self, symbol: str) -> Decimal:
-        """Return the signed quantity held in a market; zero for none."""
+    async def refusal(self) -> str | None:
+        """Return why the account cannot be traded at all, such as its mode at the venue; None if it can."""
+        ...
+
+    @property
+    def answered_at(self) -> datetime | None:
+        """The venue's clock at its latest answer; None before one states it."""
         ...
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:

@@ -334,11 +334,7 @@ class OperatorCommands:
     # --- flattening ---------------------------------------------------------------------------------------------------
 
     async def _flatten(self, command: OperatorCommand, progress: "_Progress") -> None:
-        accounts = [
-            account
-            for account in self._exchange.accounts.values()
-            if command.covers(account.id) and not (account.is_idle and not self._exchange.undecided(account.id))
-        ]
+        accounts = [account for account in self._exchange.accounts.values() if command.covers(account.id)]
         positions = sum(len(account.positions) for account in accounts)
 
         async def flatten(account: Account) -> None:
@@ -369,7 +365,7 @@ class OperatorCommands:
         """Close every position at market, repeatedly for a minute while the order books cannot fill all of it.
 
         A loss limit's command continues until everything is closed. Orders in flight at the time of the halt are
-        awaited, and their fills are closed too.
+        awaited, and their fills are closed too. At the end, what a venue holds beyond the books is closed.
         """
         loop = asyncio.get_running_loop()
         deadline_s, reasons = loop.time() + FLATTEN_S, dict[str, str]()
@@ -394,6 +390,9 @@ class OperatorCommands:
         for symbol in sorted(self._exchange.undecided(account_id)):
             reason = "its outcome is not known yet; flatten again when it is"
             progress.leave(account_id, f"an order of {symbol}", reason)
+        if self._halts.refusal_to_open(account_id) is not None:
+            for what, reason in (await self._exchange.close_unbooked(account_id)).items():
+                progress.leave(account_id, what, reason)
 
     def _held(self, account_id: str) -> list[Position]:
         return list(self._exchange.account(account_id).positions.values())  # it may have been removed in the meantime

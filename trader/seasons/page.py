@@ -90,7 +90,7 @@ CLOSE_REASONS = {
     "by target": ("target",),
     "by time": ("time",),
     "liquidated": ("liquidation",),
-    "by operator": ("operator",),
+    "by operator": ("operator", "manual"),
 }
 
 

@@ -25,7 +25,6 @@ from trader.exchange.domain.venue_orders import (
 from trader.live.domain.orders import VenueOrderState
 
 EXPECTED = {
-    ("SENT", "UNKNOWN"): "SENT",
     ("SENT", "REJECTED"): "REFUSED",
     ("SENT", "SHOWN"): "STANDING",
     ("SENT", "ENDED"): "DONE",

@@ -6,13 +6,19 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scripted import START
+from support.scripted import START, make_book
 
 from trader.exchange.domain.account import Account, Position, Run
 from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
 from trader.exchange.domain.venue_orders import VenueOrderType
-from trader.live.domain.protective_orders import ProtectiveTerms, terms_of_account, terms_of_plan, worst_price
-from trader.market.domain.markets import MARKETS
+from trader.live.domain.protective_orders import (
+    ProtectiveTerms,
+    reachable_price,
+    terms_of_account,
+    terms_of_plan,
+    worst_price,
+)
+from trader.market.domain.markets import MARKETS, Quote
 
 D = Decimal
 BTC = MARKETS["BTC"]
@@ -56,11 +62,23 @@ def test_a_closing_or_undecided_position_needs_no_order() -> None:
     st.decimals("0.2", "1000000", places=1),
     st.decimals("0", "0.3", places=3),
 )
-def test_the_worst_price_is_on_the_tick_and_not_better_than_the_price(
+def test_the_worst_price_is_on_the_tick_within_the_slippage_and_not_better_than_the_price(
     side: OrderSide, price: Decimal, slippage: Decimal
 ) -> None:
     worst = worst_price(side, price, slippage, BTC)
     assert worst > 0
     assert worst % BTC.tick == 0
     assert (worst - price) * side.direction >= 0 or worst == BTC.tick
-    assert abs(worst - price) <= price * slippage + BTC.tick
+    assert abs(worst - price) <= price * slippage, "never outside of the venue's band"
+
+
+@given(st.decimals("100", "900000", places=1), st.decimals("-0.1", "0.1", places=3), st.sampled_from(list(OrderSide)))
+def test_a_closing_market_order_stays_within_the_band_around_mark_and_book(
+    best: Decimal, away: Decimal, side: OrderSide
+) -> None:
+    quote = Quote("BTC", START, best, best + BTC.tick, best * (1 + away), lambda: make_book("BTC", best, START))
+    limit = reachable_price(side, quote, closes=True, market=BTC)
+    if side is OrderSide.BUY:
+        assert limit <= D("1.05") * min(quote.mark, quote.ask)
+    else:
+        assert limit >= D("0.95") * max(quote.mark, quote.bid)

@@ -67,8 +67,8 @@ def test_equal_reports_have_no_differences() -> None:
     [
         ("0", DifferenceKind.GONE, Action.BOOK),
         ("0.2", DifferenceKind.SMALLER, Action.BOOK),
-        ("0.6", DifferenceKind.LARGER, Action.STOP),
-        ("-0.5", DifferenceKind.FLIPPED, Action.STOP),
+        ("0.6", DifferenceKind.LARGER, Action.BOOK),
+        ("-0.5", DifferenceKind.FLIPPED, Action.BOOK),
     ],
 )
 def test_a_different_position_is_a_difference(quantity: str, kind: DifferenceKind, action: Action) -> None:
@@ -77,19 +77,18 @@ def test_a_different_position_is_a_difference(quantity: str, kind: DifferenceKin
     assert stops([difference]) is (action is Action.STOP)
 
 
-def test_a_manually_opened_position_stops_the_account() -> None:
+def test_a_position_opened_by_hand_is_to_be_booked() -> None:
     differences = found(venue=held(BTC="0.5", ETH="-2", SOL="1"))
     assert [str(difference) for difference in differences] == [
-        "SOL: the venue holds a position that the books do not know (books 0, venue 1): "
-        "open nothing more for the account"
+        "SOL: the venue holds a position that the books do not know (books 0, venue 1): book the venue's fills"
     ]
-    assert stops(differences)
 
 
-def test_stop_and_target_are_removed_with_their_position() -> None:
+def test_stop_and_target_are_removed_with_their_position_once_the_books_know() -> None:
     differences = found(venue=held(ETH="-2"))
-    assert [(difference.kind, difference.client_index, difference.action) for difference in differences] == [
-        (DifferenceKind.GONE, None, Action.BOOK),
+    assert [(difference.kind, difference.action) for difference in differences] == [(DifferenceKind.GONE, Action.BOOK)]
+    left = found(ledger=replace(LEDGER, positions={"ETH": D(-2)}, protective_orders={}), venue=held(ETH="-2"))
+    assert [(difference.kind, difference.client_index, difference.action) for difference in left] == [
         (DifferenceKind.PROTECTION_WITHOUT_POSITION, 1, Action.CANCEL),
         (DifferenceKind.PROTECTION_WITHOUT_POSITION, 2, Action.CANCEL),
     ]

@@ -125,7 +125,15 @@ def test_a_stop_seen_filling_that_ends_later_keeps_closing() -> None:
     assert [position.closing for position in ended.positions] == ["stop"]
 
 
-@pytest.mark.parametrize(("kind", "cause"), [("liquidation", Cause.LIQUIDATION), ("trade", Cause.ORDER)])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("liquidation", Cause.LIQUIDATION),
+        ("deleverage", Cause.LIQUIDATION),
+        ("trade", Cause.MANUAL),
+        ("market-settlement", Cause.ENDED),
+    ],
+)
 def test_foreign_trades_are_booked_without_an_order(kind: str, cause: Cause) -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
     fills = [fill(2, "3", "90", side=OrderSide.SELL, kind=kind, client_index=99)]

@@ -2,17 +2,19 @@
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import timedelta
 from decimal import Decimal
 from importlib import metadata
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
-from support.fake_exchange import ACCOUNT, CREATE, KEY_INDEX, FakeExchange
+from support.fake_exchange import ACCOUNT, CREATE, GROUP, KEY_INDEX, FakeExchange
+from support.live import MARKETS, Sender
 from support.run_profile import is_nightly
 
 from trader.core.errors import MarketDataError, StartError
@@ -20,6 +22,7 @@ from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
 from trader.live.domain.orders import (
     CLIENT_INDEX_MAX,
+    Busy,
     Placed,
     Refused,
     SendOutcome,
@@ -27,12 +30,11 @@ from trader.live.domain.orders import (
     client_index_of,
 )
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
-from trader.live.lighter.account import LighterAccount
+from trader.live.lighter.account import LighterAccount, open_account
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.orders import LighterOrders
-from trader.live.lighter.records import LighterRecords, signed_quantity
-from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner
-from trader.live.lighter.transactions import Transactions
+from trader.live.lighter.records import signed_quantity
+from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, OrderTerms, Signed
+from trader.live.lighter.transactions import REFUSALS
 from trader.settings.forms import Secret
 
 pytestmark = pytest.mark.sdk
@@ -40,7 +42,7 @@ sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is n
 
 D = Decimal
 BTC = 1
-LATER = datetime(9999, 1, 1, tzinfo=UTC)
+VENUES = Path(__file__).parents[4] / "shared" / "data" / "venues"
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "100"))
 
 
@@ -58,17 +60,32 @@ def test_the_sdk_runs_with_the_locked_urllib3_instead_of_the_one_that_it_pins() 
     assert configuration.get_basic_auth_token() == "Basic bmFtZTp3b3Jk"  # all that the SDK uses it for
 
 
+class RecordingSigner(LighterSigner):
+    """The real signer, which tells the fake venue the hashes that the real one computes."""
+
+    venue: FakeExchange
+
+    def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
+        return self._told(super().create_orders(orders, nonce=nonce))
+
+    def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
+        return self._told(super().cancel_order(market_id, index, nonce=nonce))
+
+    def _told(self, signed: Signed) -> Signed:
+        self.venue.hashes[signed.text] = signed.hash
+        return signed
+
+
 @asynccontextmanager
 async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount, LighterSigner]]:
     venue = FakeExchange()
     await venue.start()
     api = LighterApi(venue.url, pause_s=0.001)
-    signer = LighterSigner(venue.url, ACCOUNT, KEY_INDEX, key)
-    transactions = Transactions(api, signer, send_limit_s=2)
-    listings = await api.listings()
-    orders = LighterOrders(api, signer, transactions, listings, pause_s=0.001)
+    signer = RecordingSigner(venue.url, ACCOUNT, KEY_INDEX, key)
+    signer.venue = venue
+    await api.listings()
     try:
-        yield venue, LighterAccount(transactions, orders, LighterRecords(api, signer, listings)), signer
+        yield venue, open_account(api, signer, pause_s=0.001), signer
     finally:
         await signer.close()
         await api.close()
@@ -82,8 +99,8 @@ async def venue_and_account(key: Secret) -> AsyncIterator[tuple[FakeExchange, Li
 
 
 @pytest.fixture
-def venue_and_orders(venue_and_account: tuple[FakeExchange, LighterAccount]) -> tuple[FakeExchange, LighterOrders]:
-    return venue_and_account[0], venue_and_account[1].orders
+def venue_and_orders(venue_and_account: tuple[FakeExchange, LighterAccount]) -> tuple[FakeExchange, Sender]:
+    return venue_and_account[0], Sender(venue_and_account[1], MARKETS)
 
 
 def order(number: int = 1, **more: Any) -> VenueOrder:
@@ -129,7 +146,7 @@ def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.
 
 async def test_a_transaction_expires_when_the_service_expects_it_to(key: Secret) -> None:
     async with trading(key) as (venue, account, _):
-        await account.orders.place(order())
+        await Sender(account, MARKETS).place(order())
         lasts_s = venue.sent[0][1]["ExpiredAt"] / 1000 - time.time()
         assert TRANSACTION_EXPIRES_S - 30 < lasts_s < TRANSACTION_EXPIRES_S
 
@@ -137,12 +154,12 @@ async def test_a_transaction_expires_when_the_service_expects_it_to(key: Secret)
 async def test_a_halted_account_sends_nothing_more(venue_and_account: tuple[FakeExchange, LighterAccount]) -> None:
     venue, account = venue_and_account
     account.transactions.halt()
-    assert isinstance(await account.orders.place(order()), Unknown)
+    assert isinstance(await Sender(account, MARKETS).place(order()), Unknown)
     assert venue.sent == []
 
 
 async def test_an_order_that_the_venue_cannot_express_is_refused_before_it_is_sent(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     for wrong, reason in (
@@ -163,7 +180,7 @@ async def test_a_market_order_reports_the_fills_of_the_venue(
 ) -> None:
     venue, account = venue_and_account
     venue.fill_share = D("0.4")
-    outcome = await account.orders.place(order())
+    outcome = await Sender(account, MARKETS).place(order())
     assert isinstance(outcome, Placed)
     state = outcome.state
     assert (state.filled, state.is_final) == (D("0.1000"), True)
@@ -171,11 +188,11 @@ async def test_a_market_order_reports_the_fills_of_the_venue(
     kind, sent = venue.sent[0]
     assert (kind, sent["BaseAmount"], sent["Price"], sent["IsAsk"]) == (CREATE, 2500, 944700, 0)
     assert (sent["Type"], sent["TimeInForce"], sent["OrderExpiry"], sent["Nonce"]) == (1, 0, 0, 40)
-    assert await account.records.position("BTC") == D("0.1000")
+    assert (await account.records.report()).positions.get("BTC", D(0)) == D("0.1000")
 
 
 async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     kinds = ((VenueOrderType.STOP, 2, "93000.5"), (VenueOrderType.TARGET, 4, "95000.5"))
@@ -199,7 +216,7 @@ async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
         assert (ended.state.status, ended.state.is_final) == ("canceled", True)
 
 
-async def test_a_limit_order_rests_until_it_is_canceled(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+async def test_a_limit_order_rests_until_it_is_canceled(venue_and_orders: tuple[FakeExchange, Sender]) -> None:
     venue, orders = venue_and_orders
     outcome = await orders.place(order(type=VenueOrderType.LIMIT, price=D("90000.0")))
     assert isinstance(outcome, Placed)
@@ -212,7 +229,7 @@ async def test_a_limit_order_rests_until_it_is_canceled(venue_and_orders: tuple[
 
 
 async def test_a_refusal_states_the_venues_reason_and_uses_no_nonce(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     venue.refusal = (21739, "not enough margin to create the order")
@@ -225,7 +242,7 @@ async def test_a_refusal_states_the_venues_reason_and_uses_no_nonce(
 
 
 async def test_an_order_that_the_venue_ends_without_a_fill_is_final(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     venue.rejected.add(order().client_index)
@@ -236,11 +253,10 @@ async def test_an_order_that_the_venue_ends_without_a_fill_is_final(
 
 
 async def test_the_same_order_is_executed_once_by_any_number_of_senders(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     assert await orders.place(order()) == await orders.place(order())
-    assert len(venue.sent) == 1
     assert venue.positions() == {BTC: D("0.2500")}
 
 
@@ -254,7 +270,7 @@ async def test_a_nonce_used_by_another_sender_is_drawn_again(
         return stale.pop() if stale else await honest()
 
     monkeypatch.setattr(account.transactions, "next_nonce", next_nonce)
-    assert isinstance(await account.orders.place(order()), Placed)
+    assert isinstance(await Sender(account, MARKETS).place(order()), Placed)
     assert [sent["Nonce"] for _, sent in venue.sent] == [39, 40]
 
 
@@ -263,7 +279,7 @@ async def test_a_nonce_used_by_another_sender_is_drawn_again(
 
 @pytest.mark.parametrize("fault", ["lose_after", "500_after", "nonsense"])
 async def test_an_order_whose_answer_was_lost_is_found(
-    venue_and_orders: tuple[FakeExchange, LighterOrders], fault: str
+    venue_and_orders: tuple[FakeExchange, Sender], fault: str
 ) -> None:
     venue, orders = venue_and_orders
     venue.send_faults = [fault]
@@ -275,7 +291,7 @@ async def test_an_order_whose_answer_was_lost_is_found(
 
 @pytest.mark.parametrize("fault", ["lose_before", "500_before", "maintenance", "late"])
 async def test_an_order_that_never_arrived_can_no_longer_arrive(
-    venue_and_orders: tuple[FakeExchange, LighterOrders], fault: str
+    venue_and_orders: tuple[FakeExchange, Sender], fault: str
 ) -> None:
     venue, orders = venue_and_orders
     venue.send_faults = [fault]
@@ -286,50 +302,129 @@ async def test_an_order_that_never_arrived_can_no_longer_arrive(
 
 
 async def test_an_unreachable_venue_leaves_the_order_unknown_until_it_answers(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
     venue.send_faults = ["lose_after"]
-    venue.read_faults = ["ok", "ok", *["500"] * 20]
+    venue.read_faults = ["ok", *["500"] * 20]
     outcome = await orders.place(order())
     assert isinstance(outcome, Unknown)
-    assert isinstance(await orders.resolve(order(), outcome.nonce, LATER), Unknown)
+    assert isinstance(await orders.resolve(order()), Unknown)
     venue.read_faults.clear()
-    resolved = await orders.resolve(order(), outcome.nonce, LATER)
+    resolved = await orders.resolve(order())
     assert isinstance(resolved, Placed)
     assert resolved.state.filled == D("0.25")
 
 
-async def test_an_order_of_a_dead_process_is_found_or_invalidated(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+async def test_an_entry_and_its_stop_and_target_are_one_transaction(
+    venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
-    assert isinstance(await orders.place(order(1)), Placed)
-    assert isinstance(await orders.resolve(order(1), None, LATER), Placed)
-    venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
-    assert isinstance(await orders.resolve(order(2), None, LATER), Refused)
-    venue.deliver()
-    assert order(2).client_index not in venue.orders
+    closing: dict[str, Any] = {"side": OrderSide.SELL, "reduce_only": True}
+    stop = order(2, type=VenueOrderType.STOP, trigger=D(93000), price=D(90000), **closing)
+    target = order(3, type=VenueOrderType.TARGET, trigger=D(99000), price=D(98000), **closing)
+    assert isinstance(await orders.place(order(1), stop, target), Placed)
+    ((kind, sent),) = venue.sent
+    assert (kind, sent["GroupingType"], [part["Type"] for part in sent["Orders"]]) == (GROUP, 3, [1, 2, 4])
+    shown = await orders.account.orders.find_all([stop.client_index, target.client_index])
+    assert [state.status for state in shown.values()] == ["pending", "pending"]
 
 
-async def test_an_outdated_next_nonce_is_not_trusted(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+@pytest.mark.parametrize("delay_reads", [1, 12])
+async def test_an_executed_order_that_is_shown_late_is_never_refused(
+    venue_and_orders: tuple[FakeExchange, Sender], delay_reads: int
 ) -> None:
-    """The transaction of a dead process is pending with the next nonce, but the venue names the previous one."""
+    """Its nonce is used up at once, and it is shown after some seconds."""
     venue, orders = venue_and_orders
-    assert isinstance(await orders.place(order(1)), Placed)
-    venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
-    venue.stale_nonces = 1
-    assert isinstance(await orders.resolve(order(2), None, LATER), Refused)
-    venue.deliver()
-    assert order(2).client_index not in venue.orders
+    venue.hidden.add(order().client_index)
+    outcome = await orders.place(order())
+    for _ in range(delay_reads):
+        assert isinstance(outcome, Unknown), outcome
+        outcome = await orders.resolve(order())
+    venue.hidden.clear()
+    assert isinstance(await orders.resolve(order()), Placed)
 
 
-async def test_nothing_is_sent_to_an_unreachable_venue(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+async def test_an_order_that_the_sequencer_refuses_ends_by_its_transaction(
+    venue_and_orders: tuple[FakeExchange, Sender],
+) -> None:
+    venue, orders = venue_and_orders
+    venue.sequencer_refuses.add(order().client_index)
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Refused)
+    assert "did not execute it" in outcome.reason
+
+
+async def test_a_closing_order_that_the_venue_drops_ends_by_its_transaction(
+    venue_and_orders: tuple[FakeExchange, Sender],
+) -> None:
+    venue, orders = venue_and_orders
+    closing = order(side=OrderSide.SELL, reduce_only=True, price=D(90000))
+    venue.hidden.add(closing.client_index)
+    assert isinstance(await orders.place(closing), Unknown)
+    venue.ahead += timedelta(seconds=31)
+    assert isinstance(await orders.resolve(closing), Refused)
+
+
+async def test_an_old_order_is_found_by_its_trades(venue_and_orders: tuple[FakeExchange, Sender]) -> None:
+    venue, orders = venue_and_orders
+    venue.hidden.add(order().client_index)
+    assert isinstance(await orders.place(order()), Unknown)
+    venue.ahead += timedelta(hours=30)
+    outcome = await orders.resolve(order())
+    assert isinstance(outcome, Placed)
+    assert (outcome.state.filled, outcome.state.is_final) == (D("0.25"), True)
+
+
+async def test_more_orders_than_one_read_may_name_are_found(venue_and_orders: tuple[FakeExchange, Sender]) -> None:
+    _, orders = venue_and_orders
+    resting = [order(number, type=VenueOrderType.LIMIT, price=D(80000)) for number in range(45)]
+    for each in resting:
+        await orders.place(each)
+    assert len(await orders.account.orders.find_all([each.client_index for each in resting])) == 45
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_refusal"),
+    [
+        (400, 21739, True), (400, 21149, True), (400, 29500, False), (400, 29501, False), (400, 0, False),
+        (400, 21502, False), (400, 99999, False), (408, 0, False), (499, 0, False), (500, 21739, False),
+        (503, 0, False), (404, 0, False),
+    ],
+)  # fmt: skip
+async def test_only_a_known_code_refuses(
+    venue_and_orders: tuple[FakeExchange, Sender], status: int, code: int, is_refusal: bool
+) -> None:
+    venue, orders = venue_and_orders
+    venue.odd_answers = [(status, f'{{"code":{code},"message":"internal, timeout"}}', not is_refusal)]
+    assert isinstance(await orders.place(order()), Refused if is_refusal else Placed)
+
+
+def test_the_codes_of_refusals_are_published() -> None:
+    file = VENUES / "lighter" / "error_codes.json"
+    if not file.exists():
+        pytest.skip(f"{file} is not here")
+    published = {code: message for code, _, message, *_ in msgspec.json.decode(file.read_bytes())["codes"]}
+    assert REFUSALS - published.keys() == {21149}
+    assert not [code for code in REFUSALS & published.keys() if "internal" in published[code]]
+
+
+async def test_a_changed_lot_is_refused_before_signing(venue_and_orders: tuple[FakeExchange, Sender]) -> None:
+    venue, orders = venue_and_orders
+    venue.markets["BTC"].size_decimals = 3
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Refused)
+    assert "lot of 0.001 were 0.1 and 0.0001 until now" in outcome.reason
+    assert venue.sent == []
+    await orders.place(order(2, side=OrderSide.SELL, reduce_only=True, quantity=D("0.2505"), price=D(90000)))
+    assert venue.sent[-1][1]["BaseAmount"] == 251, "what closes is sent in the new unit, rounded up"
+
+
+async def test_nothing_is_sent_to_an_unreachable_venue(venue_and_orders: tuple[FakeExchange, Sender]) -> None:
     venue, orders = venue_and_orders
     await venue.stop()
     outcome = await orders.place(order())
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, Busy)
     assert "cannot be reached" in outcome.reason
 
 
@@ -345,6 +440,7 @@ async def one_schedule(random: Random, venue: FakeExchange, account: LighterAcco
     venue.orders.clear()
     venue.ledger.held.clear()
     venue.late.clear()
+    sender = Sender(account, MARKETS)
     ours: dict[int, SendOutcome] = {}
     asked: dict[int, VenueOrder] = {}
     for number in range(4):
@@ -352,14 +448,14 @@ async def one_schedule(random: Random, venue: FakeExchange, account: LighterAcco
         venue.fill_share = random.choice((D(0), D("0.3"), D(1)))
         side, quantity = random.choice(list(OrderSide)), D(random.randint(1, 50)).scaleb(-2)
         placing = order(number * 1000 + seed, side=side, quantity=quantity)
-        outcome = await account.orders.place(placing)
+        outcome = await sender.place(placing)
         if random.random() < 0.5:
             venue.deliver()
         while isinstance(outcome, Unknown):
             if random.random() < 0.5:
                 venue.deliver()
             venue.fault_at_random(random, share=random.choice((0.0, 0.3)))
-            outcome = await account.orders.resolve(placing, random.choice((outcome.nonce, None)), LATER)
+            outcome = await sender.resolve(placing)
         ours[placing.client_index], asked[placing.client_index] = outcome, placing
     venue.send_faults.clear()
     venue.read_faults.clear()
@@ -372,7 +468,7 @@ async def one_schedule(random: Random, venue: FakeExchange, account: LighterAcco
             assert outcome.state.filled == theirs.filled
             booked += asked[client_index].side.direction * outcome.state.filled
     assert {BTC: booked} if booked else venue.positions() == {}
-    assert await account.records.position("BTC") == booked
+    assert (await account.records.report()).positions.get("BTC", D(0)) == booked
 
 
 # State of the venue
@@ -382,7 +478,7 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
     venue_and_account: tuple[FakeExchange, LighterAccount],
 ) -> None:
     venue, account = venue_and_account
-    orders = account.orders
+    orders = Sender(account, MARKETS)
     venue.taker_fee = 0
     closing: dict[str, Any] = {
         "side": OrderSide.SELL,
@@ -404,6 +500,7 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
         protective_orders=protective_orders,
         others=frozenset({order(4).client_index}),
         balance=D("10000.25") - D("0.25") * 94000,
+        rounding=D("0.25") * D("0.000001"),
     )
     ledger = LedgerReport(
         positions={"BTC": D("0.25")},
@@ -428,7 +525,7 @@ async def test_an_impossible_position_is_an_error(
         shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1"}
         venue.positions_shown = [shown]
         with pytest.raises(MarketDataError, match="BTC: a position of sign"):
-            await account.records.position("BTC")
+            (await account.records.report()).positions.get("BTC", D(0))
 
 
 def test_a_signed_quantity_needs_sign_plus_minus_or_zero() -> None:

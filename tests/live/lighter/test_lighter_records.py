@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_exchange import ACCOUNT, FakeExchange
-from support.live import PlainSigner, live_settings
+from support.live import MARKETS, PlainSigner, Sender, live_settings
 
 from trader.core.errors import MarketDataError
 from trader.exchange.domain.orders import OrderSide
@@ -42,8 +42,8 @@ def market_order(index: int, side: OrderSide = OrderSide.BUY) -> VenueOrder:
 
 async def test_the_fills_of_an_order_come_with_their_fees(venue: FakeExchange, account: LighterAccount) -> None:
     venue.taker_fee, venue.doubles_trades = 280, True
-    outcome = await account.orders.place(market_order(11, OrderSide.SELL))
-    await account.orders.place(market_order(12))
+    outcome = await Sender(account, MARKETS).place(market_order(11, OrderSide.SELL))
+    await Sender(account, MARKETS).place(market_order(12))
     assert isinstance(outcome, Placed)
     fills = await account.records.fills_of(outcome.state.venue_index)
     assert [(fill.client_index, fill.side, fill.quantity, fill.price) for fill in fills] == [
@@ -61,7 +61,7 @@ async def test_a_maker_pays_the_makers_fee_and_a_missing_fee_is_none(
     limit = VenueOrder(
         client_index=5, symbol="BTC", side=OrderSide.BUY, type=VenueOrderType.LIMIT, quantity=D(1), price=D(93000)
     )
-    await account.orders.place(limit)
+    await Sender(account, MARKETS).place(limit)
     venue.reach("BTC", "93000.0")
     assert {(fill.maker, fill.fee_rate) for fill in await account.records.fills_since(NOON)} == {(True, D("0.00004"))}
     venue.taker_fee = 0

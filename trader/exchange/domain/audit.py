@@ -150,10 +150,10 @@ def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) ->
 
 
 class VenueTrade(VenueFill, frozen=True, kw_only=True):
-    """A recorded trade of the venue. `request_id` and `cause` come from its order; None if it has none."""
+    """A recorded trade of the venue. `request_id` and `order_cause` come from its order; None if it has none."""
 
     request_id: UUID | None
-    cause: Cause | None
+    order_cause: Cause | None
 
 
 class VenueMismatch(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ def compare_with_venue(fills: Iterable[Fill], trades: Iterable[VenueTrade]) -> l
     by_trades: defaultdict[_Deal, list[Decimal]] = defaultdict(lambda: [ZERO, ZERO])
     by_fills: defaultdict[_Deal, list[Decimal]] = defaultdict(lambda: [ZERO, ZERO])
     for trade in trades:
-        sums = by_trades[_deal(trade, trade.cause or (Cause.ORDER if trade.kind == "trade" else Cause.LIQUIDATION))]
+        sums = by_trades[_deal(trade, trade.order_cause or trade.cause)]
         sums[0] += trade.quantity
         sums[1] += trade.price * trade.quantity * trade.fee_rate
     for fill in fills:

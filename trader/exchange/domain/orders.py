@@ -68,6 +68,9 @@ class Cause(StrEnum):
     LIQUIDATION = "liquidation"
     RESET = "reset"
     OPERATOR = "operator"
+    MANUAL = "manual"
+    """Somebody traded the account at its venue, past the service."""
+
     ENDED = "ended"
     """The market ended."""
 

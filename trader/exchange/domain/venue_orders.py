@@ -2,9 +2,9 @@
 
 An order is recorded before it is sent, so it starts as SENT. `advance` is the only way to another status::
 
-             UNKNOWN             SHOWN
-              +--+               +--+
-              |  v     SHOWN     |  v     ENDED, WRITTEN_OFF
+                                 SHOWN
+                                 +--+
+                       SHOWN     |  v     ENDED, WRITTEN_OFF
     record -> SENT -----------> STANDING --------------------> DONE
               |  |                                              ^
               |  |                    ENDED                     |
@@ -12,7 +12,7 @@ An order is recorded before it is sent, so it starts as SENT. `advance` is the o
               |        REJECTED
               +----------------> REFUSED
 
-DONE and REFUSED are final. While an order is SENT, nothing else is sent in its market for the account.
+DONE and REFUSED are final. While an order is SENT, the account opens nothing else.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,6 @@ class SentStatus(StrEnum):
 class OrderEvent(StrEnum):
     """What the service learned about a sent order."""
 
-    UNKNOWN = "the venue's answer was lost"
     REJECTED = "it is not open at the venue and never will be"
     SHOWN = "the venue shows it, and it is not final"
     ENDED = "the venue shows it, and it is final"
@@ -79,7 +78,6 @@ class OrderEvent(StrEnum):
 
 TRANSITIONS: Final[Mapping[tuple[SentStatus, OrderEvent], SentStatus]] = MappingProxyType(
     {
-        (SentStatus.SENT, OrderEvent.UNKNOWN): SentStatus.SENT,
         (SentStatus.SENT, OrderEvent.REJECTED): SentStatus.REFUSED,
         (SentStatus.SENT, OrderEvent.SHOWN): SentStatus.STANDING,
         (SentStatus.SENT, OrderEvent.ENDED): SentStatus.DONE,
@@ -98,7 +96,9 @@ class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
     """An order that may have reached the venue: a row of `venue_orders`, written before the order is sent.
 
     `cause` is the cause of its fills. `request` is the order that a caller placed, or None if the service sent it on
-    its own. `filled` is the posted quantity. The venue does not accept the order after `expires_at`.
+    its own. `filled` is the posted quantity. `attempt` is the venue's reference to the transaction that carries it,
+    None before the first; the venue does not accept it after `expires_at`. `parent_index` names the order sent in the
+    same transaction whose fills a stop or target protects.
     """
 
     account_id: str
@@ -111,7 +111,8 @@ class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: datetime
     request_id: UUID | None = None
     request: Order | None = None
-    nonce: int | None = None
+    attempt: str | None = None
+    parent_index: int | None = None
     venue_index: int | None = None
     filled: Decimal = ZERO
     reason: str | None = None
@@ -144,8 +145,8 @@ def advance(sent: SentOrder, event: OrderEvent, **changes: Any) -> SentOrder:
 class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     """A trade of the account at the venue. `client_index` identifies its order; None if the venue names none.
 
-    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order, anything
-    else (such as a liquidation) for a trade that the venue made on its own.
+    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order,
+    `market-settlement` at the end of a market, anything else (such as a liquidation) for another of its own.
     """
 
     trade_id: int
@@ -158,7 +159,10 @@ class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     fee_rate: Decimal
     maker: bool
     at: datetime
+    order_index: int = 0
+    """The venue's index of its order, if it states one."""
 
     @property
-    def is_forced(self) -> bool:
-        return self.kind != "trade"
+    def cause(self) -> Cause:
+        """The cause of a trade that none of our orders made."""
+        return {"trade": Cause.MANUAL, "market-settlement": Cause.ENDED}.get(self.kind, Cause.LIQUIDATION)

@@ -202,7 +202,7 @@ async def select_is_live(conn: Connection) -> bool:
 
 
 SELECT_TRADES_OF_RUN = """
-SELECT t.*, t.traded_at AS at, o.request_id, o.cause
+SELECT t.*, t.traded_at AS at, o.request_id, o.cause AS order_cause
 FROM venue_trades t
 LEFT JOIN venue_orders o ON o.account_id = t.account_id AND o.client_index = t.client_index
 WHERE t.run_id = $1

@@ -87,7 +87,7 @@ _TABLES: Final = (
         lambda posting: (venue_order_row(sent) for sent in posting.sent),
         """
         ON CONFLICT (account_id, client_index) DO UPDATE SET
-            status = excluded.status, nonce = excluded.nonce, venue_index = excluded.venue_index,
+            status = excluded.status, venue_index = excluded.venue_index,
             filled = excluded.filled, reason = excluded.reason, changed_at = excluded.changed_at
         """,
     ),

@@ -41,7 +41,7 @@ def settle(
         _book_resting(update, sent, state, fills)
     else:
         _execute(update, sent.order.side, fills, sent.cause, NO_TERMS)
-        if state.is_final and known.filled:  # in this read or an earlier one
+        if state.is_final and (known.filled or state.has_fired):  # in this read or an earlier one
             _keep_closing(update, sent)
     return msgspec.structs.replace(update.posting(answers), sent=[known], venue_fills=list(fills))
 
@@ -67,8 +67,7 @@ def book_foreign_trades(
     due = sorted(payments, key=attrgetter("boundary"))
     for fill in fills:
         due = [payment for payment in due if not _receive(update, payment, before=fill.at)]
-        cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
-        _execute(update, fill.side, [fill], cause, NO_TERMS)
+        _execute(update, fill.side, [fill], fill.cause, NO_TERMS)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
     return msgspec.structs.replace(update.posting(), venue_fills=unnamed)
 

@@ -21,7 +21,8 @@ CLIENT_INDEX_MAX: Final = 2**48 - 1
 class VenueOrderState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one of our orders at the venue. `status` is the venue's own term.
 
-    `is_shown` is False for the final state assumed for an order that the venue no longer knows.
+    `is_shown` is False for the final state assumed for an order that the venue no longer knows. `has_fired`: the
+    trigger of a stop or target was reached, whether it then filled or not.
     """
 
     client_index: int
@@ -31,6 +32,7 @@ class VenueOrderState(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool
     status: str
     is_shown: bool = True
+    has_fired: bool = False
 
     @property
     def event(self) -> OrderEvent:
@@ -51,17 +53,19 @@ class Refused(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Unknown(msgspec.Struct, frozen=True):
-    """The order may or may not be open. Nothing else may trade its market until that is known.
-
-    `nonce` is the nonce of the transaction whose answer was lost; None if none was sent.
-    """
+class Busy(msgspec.Struct, frozen=True):
+    """The venue was too busy to take the order: nothing was executed, and it may be sent again."""
 
     reason: str
-    nonce: int | None = None
 
 
-SendOutcome = Placed | Refused | Unknown
+class Unknown(msgspec.Struct, frozen=True):
+    """The order may or may not be open. Until that is known, the account opens nothing else."""
+
+    reason: str
+
+
+SendOutcome = Placed | Refused | Busy | Unknown
 
 
 class VenueFunding(msgspec.Struct, frozen=True):

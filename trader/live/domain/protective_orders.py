@@ -19,7 +19,7 @@ from trader.market.domain.markets import Market, Quote
 
 OPENING_SLIPPAGE: Final = Decimal("0.01")
 CLOSING_SLIPPAGE: Final = Decimal("0.05")
-"""How much worse than the current price a market order may fill, as a fraction of that price."""
+"""How much worse than the current price a market order may fill, as a fraction of that price; venues allow 5 %."""
 
 CAUSES: Final = {VenueOrderType.STOP: Cause.STOP, VenueOrderType.TARGET: Cause.TARGET}
 """The cause of the fills of each type of protective order."""
@@ -58,14 +58,29 @@ def protective_order(terms: ProtectiveTerms, market: Market) -> VenueOrder:
     return VenueOrder(**msgspec.structs.asdict(terms), client_index=0, price=price, reduce_only=True)
 
 
+def protection_of(account: Account, order: Order, quantity: Decimal, market: Market) -> list[VenueOrder]:
+    """Return the stop and target to send with an order that may open: those of the plan that its position will have."""
+    held, plan = account.positions.get(order.symbol), order.exit_plan
+    if plan is None and held is not None and order.side.opens is held.side:
+        plan = held.exit_plan
+    if plan is None:
+        return []
+    terms = terms_of(order.symbol, CLOSING_SIDE[order.side.opens], quantity, plan, market)
+    return [protective_order(each, market) for each in terms]
+
+
 def terms_of_plan(position: Position, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
+    """Return the terms for the plan of a position."""
+    return terms_of(position.symbol, CLOSING_SIDE[position.side], position.quantity, plan, market)
+
+
+def terms_of(symbol: str, side: OrderSide, quantity: Decimal, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
     """Return the terms for a plan, stop first. Triggers are rounded to the tick; those below one tick are omitted."""
-    side = CLOSING_SIDE[position.side]
     terms = []
     for kind, price in ((VenueOrderType.STOP, plan.stop), (VenueOrderType.TARGET, plan.target)):
         trigger = None if price is None else round_to(price, market.tick)
         if trigger:
-            terms.append(ProtectiveTerms(position.symbol, kind, side, position.quantity, trigger))
+            terms.append(ProtectiveTerms(symbol, kind, side, quantity, trigger))
     return terms
 
 
@@ -87,13 +102,20 @@ def terms_of_sent(sent: SentOrder) -> ProtectiveTerms:
 
 
 def worst_price(side: OrderSide, price: Decimal, slippage: Decimal, market: Market) -> Decimal:
-    """Return the worst price that a market order accepts: at least one tick."""
+    """Return the worst price that an order accepts: at least one tick, and never more than the slippage away.
+
+    Venues refuse a price that is further from the market, even by a part of a tick.
+    """
     if side is OrderSide.BUY:
-        return ceil_to(price * (ONE + slippage), market.tick)
-    return max(market.tick, floor_to(price * (ONE - slippage), market.tick))
+        return max(market.tick, floor_to(price * (ONE + slippage), market.tick))
+    return ceil_to(price * (ONE - slippage), market.tick)
 
 
 def reachable_price(side: OrderSide, quote: Quote, *, closes: bool, market: Market) -> Decimal:
-    """Return the worst price of a market order sent at this quote."""
-    best = quote.ask if side is OrderSide.BUY else quote.bid
-    return worst_price(side, best, CLOSING_SLIPPAGE if closes else OPENING_SLIPPAGE, market)
+    """Return the worst price of a market order sent at this quote, from the stricter of best price and mark."""
+    slippage = CLOSING_SLIPPAGE if closes else OPENING_SLIPPAGE
+    if side is OrderSide.BUY:
+        limit = worst_price(side, min(quote.ask, quote.mark), CLOSING_SLIPPAGE, market)
+        return min(limit, worst_price(side, quote.ask, slippage, market))
+    limit = worst_price(side, max(quote.bid, quote.mark), CLOSING_SLIPPAGE, market)
+    return max(limit, worst_price(side, quote.bid, slippage, market))

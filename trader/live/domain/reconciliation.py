@@ -49,9 +49,9 @@ RULES: Final[Mapping[DifferenceKind, Action]] = MappingProxyType(
         DifferenceKind.UNDECIDED: Action.WAIT,
         DifferenceKind.GONE: Action.BOOK,
         DifferenceKind.SMALLER: Action.BOOK,
-        DifferenceKind.LARGER: Action.STOP,
-        DifferenceKind.FOREIGN: Action.STOP,
-        DifferenceKind.FLIPPED: Action.STOP,
+        DifferenceKind.LARGER: Action.BOOK,
+        DifferenceKind.FOREIGN: Action.BOOK,
+        DifferenceKind.FLIPPED: Action.BOOK,
         DifferenceKind.PROTECTION_WITHOUT_POSITION: Action.CANCEL,
         DifferenceKind.PROTECTION_MISSING: Action.PLACE,
         DifferenceKind.PROTECTION_MISPLACED: Action.CANCEL,  # the next comparison finds it missing
@@ -88,12 +88,16 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VenueReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An account according to the venue. Orders are named by client index; `others` are not protective."""
+    """An account according to the venue. Orders are named by client index; `others` are not protective.
+
+    `rounding` is by how much the balance may be off because the venue rounds entry prices.
+    """
 
     positions: Mapping[str, Decimal]
     protective_orders: Mapping[int, ProtectiveOrder]
     others: frozenset[int]
     balance: Decimal
+    rounding: Decimal = ZERO
 
 
 class VenueDifference(msgspec.Struct, frozen=True):
@@ -169,7 +173,7 @@ def _of_orders_at_venue(ledger: LedgerReport, venue: VenueReport) -> Iterator[Ve
     for index, standing in sorted(venue.protective_orders.items()):
         if standing.symbol in ledger.unsettled:
             continue
-        if not venue.positions.get(standing.symbol):
+        if not venue.positions.get(standing.symbol) and not ledger.positions.get(standing.symbol):
             yield VenueDifference(
                 DifferenceKind.PROTECTION_WITHOUT_POSITION, standing.symbol, "nothing", str(standing), index
             )

@@ -1,12 +1,12 @@
 """The traded accounts at Lighter: one API key and one connection shared by all, and one signer per account."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from trader.core.errors import StartError
-from trader.live.lighter.api import LighterApi, Listing, venue_address
+from trader.live.lighter.api import LighterApi, venue_address
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
@@ -31,6 +31,12 @@ class LighterAccount:
     records: LighterRecords
 
 
+def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
+    """Return the signer's account."""
+    transactions, records = Transactions(api, signer), LighterRecords(api, signer)
+    return LighterAccount(transactions, LighterOrders(api, signer, transactions, records, pause_s=pause_s), records)
+
+
 class LighterAccounts:
     """Opens accounts. The first one loads the venue's SDK."""
 
@@ -43,11 +49,9 @@ class LighterAccounts:
         self.default_index = settings.venue_account_index
         self._key = settings.venue_api_key
         self._key_index = settings.venue_api_key_index
-        self._symbols = settings.markets
         self._make_signer = make_signer
         self._pause_s = pause_s
         self._api = LighterApi(self.url, pause_s=min(1.0, pause_s * 3))
-        self._listings: Mapping[str, Listing] = {}
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
         self._opening = asyncio.Lock()
@@ -59,17 +63,10 @@ class LighterAccounts:
     async def account(self, index: int) -> LighterAccount:
         """Return the account. Raise `MarketDataError` when the venue does not list its markets now."""
         async with self._opening:
-            if not self._listings:
-                listed = await self._api.listings()
-                self._listings = {symbol: listing for symbol, listing in listed.items() if symbol in self._symbols}
+            if not self._api.known:
+                await self._api.listings()
             if index not in self._accounts:
-                signer = self._signer(index)
-                transactions = Transactions(self._api, signer)
-                self._accounts[index] = LighterAccount(
-                    transactions,
-                    LighterOrders(self._api, signer, transactions, self._listings, pause_s=self._pause_s),
-                    LighterRecords(self._api, signer, self._listings),
-                )
+                self._accounts[index] = open_account(self._api, self._signer(index), pause_s=self._pause_s)
         return self._accounts[index]
 
     def halt(self) -> None:

@@ -37,7 +37,9 @@ ANSWER_LIMIT_S: Final = 10.0
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _TRIES_MAX: Final = 4
 _PAUSE_S: Final = 1.0
-_PAUSE_S_MAX: Final = 30.0
+_PAUSE_S_MAX: Final = 3.0
+"""Callers hold an account meanwhile; a rate limit that lasts longer is an error of the request."""
+
 _OK: Final = 200
 _TOO_MANY: Final = 429
 _DECIMALS_MAX: Final = 18
@@ -47,6 +49,18 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR: Final = timedelta(hours=1)
 
 T = TypeVar("T")
+
+
+class VenueRefusal(MarketDataError):
+    """The venue answered with a code of its own, or (0) with a status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Code(msgspec.Struct):
+    code: int = 0
 
 
 class _Detail(msgspec.Struct):
@@ -60,6 +74,7 @@ class _Detail(msgspec.Struct):
     min_initial_margin_fraction: int
     maintenance_margin_fraction: int
     last_trade_price: float = 0.0
+    market_type: str = "perp"
 
 
 class _Details(msgspec.Struct):
@@ -113,6 +128,14 @@ class Listing(msgspec.Struct, frozen=True):
     is_active: bool
 
 
+def code_of(body: bytes | str | None) -> int:
+    """Return the venue's code in an answer, or 0 without one."""
+    try:
+        return _CODE.decode(body or b"{}").code
+    except msgspec.DecodeError:
+        return 0
+
+
 def venue_address(settings: Settings) -> str:
     """Return the base address of the venue."""
     return settings.venue_url or ADDRESS
@@ -125,6 +148,9 @@ class LighterApi:
         self.base_url = base_url
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None
+        self.known: dict[str, Listing] = {}
+        """The perpetual markets as they were listed last, with those that are listed no more."""
+
         self.answered_at: datetime | None = None
         """The time of the latest answer by the venue's clock; None until one states its date."""
 
@@ -144,6 +170,8 @@ class LighterApi:
         details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
         listings = {}
         for detail in details.order_book_details:
+            if detail.market_type != "perp":  # an id does not tell the type
+                continue
             symbol = canonical_symbol(detail.symbol)
             try:
                 market = _market(symbol, detail)
@@ -151,7 +179,14 @@ class LighterApi:
                 logger.warning("%s", error)
                 continue
             listings[symbol] = Listing(detail.market_id, market, detail.status == "active")
+        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
+        self.known = gone | listings
         return listings
+
+    def symbol_of(self, market_id: int) -> str:
+        """Return the symbol of a market by its number; words that name it if it was never listed."""
+        symbols = (symbol for symbol, listing in self.known.items() if listing.market_id == market_id)
+        return next(symbols, f"market {market_id}")
 
     async def book(self, market_id: int) -> BookChange:
         """Return the levels of the best 250 resting orders of each side."""
@@ -215,14 +250,13 @@ class LighterApi:
             await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
             pause_s *= 2
         if status != _OK:
-            raise MarketDataError(f"{path}: the venue answered with status {status}: {_excerpt(body)}")
+            raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {_excerpt(body)}")
         try:
             answer = decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
-        code = getattr(answer, "code", _OK)
-        if code != _OK:
-            raise MarketDataError(f"{path}: the venue answered with code {code}: {_excerpt(body)}")
+        if (code := getattr(answer, "code", _OK)) != _OK:
+            raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {_excerpt(body)}")
         return answer
 
     async def _ask(
@@ -306,6 +340,7 @@ def _excerpt(body: bytes) -> str:
     return body[:200].decode(errors="replace")
 
 
+_CODE: Final = msgspec.json.Decoder(_Code)
 _DETAILS: Final = msgspec.json.Decoder(_Details)
 _BOOK_ORDERS: Final = msgspec.json.Decoder(_BookOrders)
 _CANDLES: Final = msgspec.json.Decoder(_Candles)

@@ -1,26 +1,38 @@
 """Orders of one account at Lighter: each is sent once, and a lost answer never counts as a failure.
 
-A transaction carries a nonce that the venue uses up once, in order. That makes a lost answer decidable: when the venue
-shows no such order, the nonce is used up with a harmless transaction; after that the lost one can never be executed.
+What became of an order that the venue does not show says the status of its transaction, found by its hash: an order
+that was executed is never told as refused. A transaction carries a nonce that the venue uses up once, in order. If the
+venue does not know the transaction, its nonce is used up with a harmless one; once that is executed, the lost one never
+can be.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
 import msgspec
 
 from trader.core.errors import MarketDataError
+from trader.core.money import ZERO, ceil_to, round_to
 from trader.exchange.domain.orders import OrderSide
-from trader.exchange.domain.venue_orders import VenueOrder
-from trader.live.domain.orders import Placed, Refused, SendOutcome, Unknown, VenueOrderState
-from trader.live.lighter.api import LighterApi, Listing
+from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
+from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown, VenueOrderState
+from trader.live.lighter.api import LighterApi
+from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import OrderTerms, Signer
-from trader.live.lighter.transactions import INACTIVE, INDEX_EXISTS, INVALID_NONCE, Transactions
+from trader.live.lighter.transactions import (
+    INACTIVE,
+    INDEX_EXISTS,
+    INVALID_NONCE,
+    SendAnswer,
+    Transaction,
+    Transactions,
+)
+from trader.live.venue import Remember
+from trader.market.domain.markets import Market
 
 logger = logging.getLogger("trader.exchange")
 
@@ -29,7 +41,17 @@ _PAUSE_S: Final = 0.35
 
 _TRIES_MAX: Final = 10
 _RESENDS_MAX: Final = 3
+_RESOLVE_TRIES: Final = 2
 _NOT_FINAL: Final = ("in-progress", "pending", "open")
+_ENDED_WAITING: Final = ("canceled", "canceled-reduce-only", "canceled-expired", "canceled-oco", "canceled-child",
+                         "canceled-liquidation", "canceled-post-only")  # fmt: skip
+"""How a stop or target ends that was not triggered."""
+
+IDS_PER_READ: Final = 20
+_SHOWN_WITHIN: Final = timedelta(seconds=30)
+_ENDED_WITHIN: Final = timedelta(hours=1)
+"""How long after its execution the venue may still not show an order that reduces, and one that opens: a read may lag
+by seconds, and it is long before either that its trades are shown."""
 
 
 class _OrderState(msgspec.Struct):
@@ -52,19 +74,13 @@ class LighterOrders:
     """The orders of the signer's account. One transaction is sent at a time, so that nonces arrive in order."""
 
     def __init__(
-        self,
-        api: LighterApi,
-        signer: Signer,
-        transactions: Transactions,
-        listings: Mapping[str, Listing],
-        *,
-        pause_s: float = _PAUSE_S,
-    ) -> None:
+        self, api: LighterApi, signer: Signer, transactions: Transactions, records: LighterRecords,
+        *, pause_s: float = _PAUSE_S,
+    ) -> None:  # fmt: skip
         self._api = api
         self._signer = signer
         self._transactions = transactions
-        self._listings = listings
-        self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
+        self._records = records
         self._pause_s = pause_s
         self._sending = asyncio.Lock()
 
@@ -72,183 +88,213 @@ class LighterOrders:
         """Wait as long as the venue takes to execute a transaction."""
         await asyncio.sleep(self._pause_s)
 
-    async def place(self, order: VenueOrder) -> SendOutcome:
+    async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
         """Send an order and find out its outcome. The same client index is never executed twice.
 
-        Return `Unknown` only when the venue could not be queried either; `resolve` finds out later, also for an order
-        that an earlier process may have sent.
+        :raises Unavailable: `remember` failed, and nothing was sent
         """
-        try:
-            terms = self._terms(order)
-        except ValueError as error:
-            return Refused(f"the venue does not accept this order: {error}")
+        order = orders[0]
         async with self._sending:
             try:
-                # An earlier process may have sent it and ended before the answer arrived.
-                if (state := await self.find(order.client_index)) is not None:
-                    return Placed(state)
-                return await self._place(order, terms)
+                await self._read_listings(order)
+                terms = [self._terms(each, market) for each in orders]
+                return await self._place(order, terms, remember)
+            except ValueError as error:
+                return Refused(f"the venue does not accept this order: {error}")
             except MarketDataError as error:
-                return Refused(str(error))  # nothing was sent
+                return Busy(str(error))  # nothing was sent
 
-    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
-        """Find out the outcome of an order whose answer was lost, without sending it again.
-
-        `nonce` comes from `Unknown`. If it is None, use up a nonce first: no earlier transaction has a later one. While
-        the venue uses up no nonce, the order stays `Unknown` until `expires_at` by the venue's clock.
-        """
+    async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
+        """Find out the outcome of an order whose answer was lost, without sending it again."""
         async with self._sending:
-            outcome = await self._resolve(order, nonce)
-            now = self._api.answered_at
-            if isinstance(outcome, Unknown) and now is not None and now > expires_at:
-                with suppress(MarketDataError):
-                    return await self._find_expired(order)
-            return outcome
+            return await self._find_until(order, attempt, SendAnswer(None, reason="its answer was lost"), expires_at)
 
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel an order that the venue no longer lists. `Refused`: it does not rest; its final state is unknown."""
-        market_id = self._listings[order.symbol].market_id
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: it rests no more, unshown."""
         async with self._sending:
             try:
-                if (state := await self.find(order.client_index)) is not None:
-                    return Placed(state)
-                for _ in range(_RESENDS_MAX):
-                    nonce = await self._transactions.next_nonce()
-                    answer = await self._transactions.cancel(market_id, order.client_index, nonce=nonce)
-                    if answer.is_accepted:
-                        return await self._find_until(order, nonce, "it is no longer shown", is_lost=True)
-                    if answer.code in INACTIVE:
-                        return await self._find_expired(order)
+                return await self._cancel(symbol, client_index)
             except MarketDataError as error:
                 return Unknown(str(error))
+
+    async def _cancel(self, symbol: str, client_index: int) -> SendOutcome:
+        for _ in range(_RESENDS_MAX):
+            nonce = await self._transactions.next_nonce()
+            attempt, answer = await self._transactions.cancel(self._market_id(symbol), client_index, nonce=nonce)
+            if answer.code in INACTIVE or (
+                answer.is_taken is not False and await self._was_decided(attempt, client_index)
+            ):
+                return await self._final(client_index)
         return Unknown(f"the venue does not cancel it: {answer.reason}")
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
-        """Cancel an order that rests or waits for its trigger. `Placed` has its final state, which may be filled."""
-        market_id = self._listings[order.symbol].market_id
-        async with self._sending:
-            try:
-                for _ in range(_RESENDS_MAX):
-                    nonce = await self._transactions.next_nonce()
-                    await self._transactions.cancel(market_id, order.venue_index, nonce=nonce)
-                    for _ in range(_TRIES_MAX):
-                        state = await self.find(order.client_index)
-                        if state is None or state.is_final:
-                            return Refused("the venue knows no such order") if state is None else Placed(state)
-                        await self.pause()
-            except MarketDataError as error:
-                return Unknown(str(error))
-        return Unknown("the venue did not cancel the order")
+    async def _final(self, client_index: int) -> SendOutcome:
+        """Return the outcome of an order that was canceled or has ended. Raise `MarketDataError`."""
+        missed = False
+        for _ in range(_TRIES_MAX):
+            state = await self.find(client_index)
+            if state is not None and state.is_final:
+                return Placed(state)
+            if state is None and missed:
+                return Refused("it is no longer shown")
+            missed = state is None
+            await self.pause()
+        return Unknown("the venue does not show yet that it is canceled")
 
     async def find(self, client_index: int) -> VenueOrderState | None:
         """Return the venue's state of one of our orders, or None if unknown there. Raise `MarketDataError`."""
         return (await self.find_all([client_index])).get(client_index)
 
     async def find_all(self, client_indexes: Collection[int]) -> dict[int, VenueOrderState]:
-        """Return the venue's states of the orders that it knows. Raise `MarketDataError`."""
-        parameters: dict[str, str | int] = {
-            "account_index": self._signer.account_index,
-            "client_order_indexes": ",".join(map(str, client_indexes)),
-        }
-        token = self._signer.authorization()
-        answer = await self._api.get("/api/v1/accountOrders", parameters, _ORDER_STATES, authorization=token)
-        return {
-            order.client_order_index: self._state(order)
-            for order in answer.orders or ()
-            if order.client_order_index in client_indexes
-        }
+        """Return the venue's states of the orders that it knows. Raise `MarketDataError`.
 
-    async def _place(self, order: VenueOrder, terms: OrderTerms) -> SendOutcome:
+        By their index the venue shows only the orders of the last day: older ones are sought among those that stand.
+        """
+        found: dict[int, VenueOrderState] = {}
+        texts = [str(index) for index in client_indexes]
+        for start in range(0, len(texts), IDS_PER_READ):
+            some = ",".join(texts[start : start + IDS_PER_READ])
+            found |= await self._ask("accountOrders", client_order_indexes=some)
+        if len(found) < len(client_indexes):
+            found = await self._ask("accountActiveOrders") | found
+        return {index: found[index] for index in client_indexes if index in found}
+
+    async def opened_since(self, since: datetime) -> set[int]:
+        """Return the client indexes of the orders that could open which were sent with this key since `since`."""
+        return await self._transactions.opened_since(since)
+
+    async def _ask(self, path: str, **parameters: str) -> dict[int, VenueOrderState]:
+        asked: dict[str, str | int] = {"account_index": self._signer.account_index, **parameters}
+        token = self._signer.authorization()
+        answer = await self._api.get(f"/api/v1/{path}", asked, _ORDER_STATES, authorization=token)
+        return {order.client_order_index: self._state(order) for order in answer.orders or ()}
+
+    async def _place(self, order: VenueOrder, terms: Sequence[OrderTerms], remember: Remember) -> SendOutcome:
         """Send the order. Raise `MarketDataError` when the venue does not return a nonce."""
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
-            answer = await self._transactions.send(self._signer.create_order(terms, nonce=nonce))
-            if answer.is_known and not answer.is_accepted:
+            signed = self._signer.create_orders(terms, nonce=nonce)
+            attempt = f"{nonce}:{signed.hash}"
+            await remember(attempt)
+            answer = await self._transactions.send(signed)
+            if answer.is_taken is False and answer.code != INDEX_EXISTS:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
-                if answer.code != INDEX_EXISTS:
-                    return Refused(answer.reason)
-            reason = "" if answer.is_accepted else answer.reason
-            return await self._find_until(order, nonce, reason, is_lost=not answer.is_known)
-        return Refused("the venue rejected every nonce that it reported")
+                return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
+            return await self._find_until(order, attempt, answer)
+        return Busy("the venue rejected every nonce that it reported")
 
-    async def _resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
-        try:
-            if (state := await self.find(order.client_index)) is not None:
-                return Placed(state)
-            last = await self._use_up_nonce(order) if nonce is None else nonce
-        except MarketDataError as error:
-            return Unknown(str(error), nonce)
-        if last is None:
-            return Unknown("the venue accepts no transaction that would use up the order's nonce")
-        return await self._find_until(order, last, "its answer was lost, and the venue never took it", is_lost=True)
-
-    async def _find_expired(self, order: VenueOrder) -> SendOutcome:
-        """Look up, twice, an order that the venue no longer accepts: it rests there now, or it never will.
-
-        :raises MarketDataError: the venue does not answer
-        """
-        for _ in range(2):
-            if (state := await self.find(order.client_index)) is not None:
-                return Placed(state)
-            await self.pause()
-        return Refused("its answer was lost, and the venue did not take it before it expired")
-
-    async def _find_until(self, order: VenueOrder, nonce: int, reason: str, *, is_lost: bool) -> SendOutcome:
-        """Poll until the venue shows the order or its nonce is used up; use up a lost order's nonce deliberately."""
-        market_id = self._listings[order.symbol].market_id
-        was_used = False
-        for _ in range(_TRIES_MAX):
+    async def _find_until(
+        self, order: VenueOrder, attempt: str, answer: SendAnswer, expires_at: datetime | None = None
+    ) -> SendOutcome:
+        """Poll until the venue shows the order or what became of its transaction; use up the nonce of a lost one."""
+        is_lost = answer.is_taken is None
+        for _ in range(_TRIES_MAX if expires_at is None else _RESOLVE_TRIES):
             try:
-                is_used = await self._transactions.next_nonce() > nonce
                 if (state := await self.find(order.client_index)) is not None:
                     return Placed(state)
-                if is_used and was_used:  # checked twice after it could last appear: reads may lag
-                    return Refused(reason or "the venue executed the transaction without creating an order")
-                was_used = is_used
-                if is_lost and not is_used:
-                    await self._transactions.cancel(market_id, order.client_index, nonce=nonce)
+                sent = await self._transactions.find(attempt)
+                if sent is not None and (outcome := await self._outcome(order, attempt, sent)) is not None:
+                    return outcome
+                if sent is None and expires_at is not None and (self._api.answered_at or expires_at) > expires_at:
+                    return Refused("its answer was lost, and the venue did not take it before it expired")
+                if sent is None and is_lost:
+                    nonce, is_lost = int(attempt.partition(":")[0]), False
+                    await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
             except MarketDataError as error:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             await self.pause()
-        return Unknown(reason or "the venue accepted the order but does not show it", nonce)
+        return Unknown("the venue took the order and does not show it yet" if answer.is_taken else answer.reason)
 
-    async def _use_up_nonce(self, order: VenueOrder) -> int | None:
-        """Return a nonce that is certainly used up (the reported next one may be stale), or None."""
-        market_id = self._listings[order.symbol].market_id
-        for _ in range(_RESENDS_MAX):
-            nonce = await self._transactions.next_nonce()
-            answer = await self._transactions.cancel(market_id, order.client_index, nonce=nonce)
-            if answer.is_accepted:
-                return nonce
-            if answer.code != INVALID_NONCE:
-                break
-        return None
+    async def _outcome(self, order: VenueOrder, attempt: str, sent: Transaction) -> SendOutcome | None:
+        """Return the outcome of an order that the venue does not show, by its transaction; None while it may yet."""
+        if sent.is_failed or not sent.is_of(attempt, order=order.client_index):
+            why = "the venue took the transaction and did not execute it"
+            return Refused(why if sent.is_failed else "the venue never took it: another used its nonce")
+        since = timedelta(0) if self._api.answered_at is None else self._api.answered_at - sent.at
+        if not sent.is_executed or since < _SHOWN_WITHIN:
+            return None
+        if (state := await self._state_by_trades(order, sent.at - _ENDED_WITHIN)) is not None:
+            return Placed(state)
+        if not (order.reduce_only or since > _ENDED_WITHIN):
+            return None
+        if order.type is not VenueOrderType.MARKET:  # it might stand unshown
+            return await self._cancel(order.symbol, order.client_index)
+        return Refused("the venue executed the transaction without an order: there was nothing to do")
 
-    def _terms(self, order: VenueOrder) -> OrderTerms:
-        listing = self._listings.get(order.symbol)
+    async def _state_by_trades(self, order: VenueOrder, since: datetime) -> VenueOrderState | None:
+        """Return the final state of an order that the venue shows only by its trades, or None without any."""
+        fills = [fill for fill in await self._records.fills_since(since) if fill.client_index == order.client_index]
+        if not fills:
+            return None
+        return VenueOrderState(
+            client_index=order.client_index,
+            venue_index=fills[0].order_index,
+            symbol=order.symbol,
+            filled=sum((fill.quantity for fill in fills), ZERO),
+            is_final=True,
+            status="shown by its trades",
+        )
+
+    async def _was_decided(self, attempt: str, client_index: int) -> bool:
+        """Wait until the venue has executed or refused a cancellation. Raise `MarketDataError`."""
+        for _ in range(_TRIES_MAX):
+            sent = await self._transactions.find(attempt)
+            if sent is not None and (sent.is_executed or sent.is_failed):
+                return sent.is_of(attempt, cancels=client_index)
+            await self.pause()
+        return False
+
+    def _market_id(self, symbol: str) -> int:
+        if (listing := self._api.known.get(symbol)) is None:
+            raise MarketDataError(f"the venue does not list {symbol}")
+        return listing.market_id
+
+    async def _read_listings(self, order: VenueOrder) -> None:
+        """Read the venue's units, which may change at any time; an order that reduces does without a new reading."""
+        try:
+            await self._api.listings()
+        except MarketDataError:
+            if not order.reduce_only or self._api.known.get(order.symbol) is None:
+                raise
+
+    def _terms(self, order: VenueOrder, market: Market) -> OrderTerms:
+        """Return an order in the venue's units.
+
+        :raises ValueError: the venue cannot express the order, or counts otherwise than when it was decided
+        """
+        listing = self._api.known.get(order.symbol)
         if listing is None:
             raise ValueError(f"it does not list {order.symbol}")
-        market = listing.market
+        if not (listing.is_active or order.reduce_only):
+            raise ValueError(f"it does not trade {order.symbol} now")
+        now = listing.market
+        tick, lot, price, trigger, quantity = now.tick, now.lot, order.price, order.trigger, order.quantity
+        if (tick, lot) != (market.tick, market.lot):
+            if not order.reduce_only:
+                raise ValueError(f"its tick of {tick} and lot of {lot} were {market.tick} and {market.lot} until now")
+            quantity = ceil_to(quantity, lot)  # it closes no more than there is
+            price = max(tick, round_to(price, tick))
+            trigger = None if trigger is None else max(tick, round_to(trigger, tick))
         return OrderTerms(
             market_id=listing.market_id,
             client_index=order.client_index,
-            lots=_whole(order.quantity, market.lot),
-            price_ticks=_whole(order.price, market.tick),
+            lots=_whole(quantity, lot),
+            price_ticks=_whole(price, tick),
             is_ask=order.side is OrderSide.SELL,
             type=order.type.value,
             reduce_only=order.reduce_only,
-            trigger_ticks=0 if order.trigger is None else _whole(order.trigger, market.tick),
+            trigger_ticks=0 if trigger is None else _whole(trigger, tick),
         )
 
     def _state(self, order: _OrderState) -> VenueOrderState:
         return VenueOrderState(
             client_index=order.client_order_index,
             venue_index=order.order_index,
-            symbol=self._symbols.get(order.market_index, f"market {order.market_index}"),
+            symbol=self._api.symbol_of(order.market_index),
             filled=order.filled_base_amount,
             is_final=order.status not in _NOT_FINAL,
             status=order.status,
+            has_fired=order.status not in (*_NOT_FINAL, *_ENDED_WAITING),
         )
 
 

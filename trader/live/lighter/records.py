@@ -17,7 +17,7 @@ from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrderType
 from trader.live.domain.orders import VenueFunding
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
-from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.signer import Signer
 
 _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
@@ -32,6 +32,7 @@ _SECONDS_MAX: Final = 100_000_000_000
 
 class _StandingOrder(msgspec.Struct):
     client_order_index: int
+    market_index: int
     type: str
     trigger_price: Decimal = ZERO
 
@@ -51,6 +52,7 @@ class _Position(msgspec.Struct):
 class _Account(msgspec.Struct):
     positions: list[_Position]
     collateral: Decimal
+    account_trading_mode: int | None = None
 
 
 class _Accounts(msgspec.Struct):
@@ -68,6 +70,8 @@ class _Trade(msgspec.Struct):
     bid_account_id: int
     is_maker_ask: bool
     timestamp: int
+    ask_id: int = 0
+    bid_id: int = 0
     ask_client_id: int = 0
     bid_client_id: int = 0
     taker_fee: int | None = None
@@ -110,34 +114,43 @@ _LIMITS: Final = msgspec.json.Decoder(_Limits)
 class LighterRecords:
     """The records of the signer's account. Methods raise `MarketDataError` when the venue does not provide them."""
 
-    def __init__(self, api: LighterApi, signer: Signer, listings: Mapping[str, Listing]) -> None:
+    def __init__(self, api: LighterApi, signer: Signer) -> None:
         self._api = api
         self._signer = signer
-        self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
 
     async def report(self) -> VenueReport:
         """Return the venue's report on the account: positions, orders and balance."""
         account = await self._account()
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()
-        for market_id, symbol in self._symbols.items():
-            for order in await self._standing(market_id):
-                if (kind := _TRIGGERS.get(order.type)) is None:
-                    others.add(order.client_order_index)
-                else:
-                    protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
+        for order in await self._standing():
+            symbol, kind = self._api.symbol_of(order.market_index), _TRIGGERS.get(order.type)
+            if kind is None:
+                others.add(order.client_order_index)
+            else:
+                protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
         positions = self._positions(account)
-        cost = sum((quantity * entry_price for quantity, entry_price in positions.values()), ZERO)
+        cost = sum((quantity * price for quantity, price in positions.values()), ZERO)
         return VenueReport(
             positions={symbol: quantity for symbol, (quantity, _) in positions.items()},
             protective_orders=protective_orders,
             others=frozenset(others),
             balance=account.collateral - cost,
+            rounding=sum(
+                (abs(quantity) * self._unit(symbol, price) for symbol, (quantity, price) in positions.items()), ZERO
+            ),
         )
 
-    async def position(self, symbol: str) -> Decimal:
-        """Return the signed quantity that the account holds in a market."""
-        return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
+    async def refusal(self) -> str | None:
+        """Return why the account cannot be traded: this service keeps the books of the classic mode."""
+        if (await self._account()).account_trading_mode:
+            return "is in the unified trading mode, where other assets are collateral; set it to the classic mode"
+        return None
+
+    @property
+    def answered_at(self) -> datetime | None:
+        """The venue's clock at its latest answer."""
+        return self._api.answered_at
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
@@ -161,8 +174,7 @@ class LighterRecords:
         """Return the payments since `since` in the followed markets, latest first."""
         parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
         rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDING_PAYMENTS, since)]
-        payments = [self._funding(row) for row in rows if row.market_id in self._symbols]
-        return [payment for payment in payments if payment.boundary >= since]
+        return [payment for payment in map(self._funding, rows) if payment.boundary >= since]
 
     async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
         parameters = {"sort_by": "trade_id", "sort_dir": "desc"} | more
@@ -197,17 +209,23 @@ class LighterRecords:
             raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
         return answer.accounts[0]
 
-    async def _standing(self, market_id: int) -> list[_StandingOrder]:
-        parameters: dict[str, str | int] = {"account_index": self._signer.account_index, "market_id": market_id}
+    async def _standing(self) -> list[_StandingOrder]:
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
         token = self._signer.authorization()
         answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _STANDING_ORDERS, authorization=token)
         return answer.orders or []
+
+    def _unit(self, symbol: str, price: Decimal) -> Decimal:
+        """Return the unit to which the venue rounded an average price: of its last digit, at most a tick."""
+        exponent, listing = price.as_tuple().exponent, self._api.known.get(symbol)
+        shown = Decimal(1).scaleb(exponent) if isinstance(exponent, int) else ZERO
+        return shown if listing is None else min(shown, listing.market.tick)
 
     def _positions(self, account: _Account) -> dict[str, tuple[Decimal, Decimal]]:
         """Return signed quantity and entry price by market."""
         held = {}
         for position in account.positions:
-            symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
+            symbol = self._api.symbol_of(position.market_id)
             try:
                 quantity = signed_quantity(position.sign, position.position)
             except ValueError as error:
@@ -232,20 +250,21 @@ class LighterRecords:
             trade_id=trade.trade_id,
             client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
             kind=trade.type,
-            symbol=self._symbols.get(trade.market_id, f"market {trade.market_id}"),
+            symbol=self._api.symbol_of(trade.market_id),
             side=OrderSide.SELL if is_ask else OrderSide.BUY,
             quantity=trade.size,
             price=trade.price,
             fee_rate=Decimal(fee) / _MILLION if fee else ZERO,
             maker=maker,
             at=_moment(trade.timestamp),
+            order_index=trade.ask_id if is_ask else trade.bid_id,
         )
 
     def _funding(self, row: _FundingPayment) -> VenueFunding:
         if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
             raise MarketDataError(f"/api/v1/positionFunding: cannot be decoded: {row}")
         return VenueFunding(
-            symbol=self._symbols[row.market_id],
+            symbol=self._api.symbol_of(row.market_id),
             boundary=floor_time(_moment(row.timestamp), _HOUR),
             quantity=abs(row.position_size),
             rate=row.rate,

@@ -6,6 +6,7 @@ therefore pinned, and before anything is sent, the signer verifies that it signs
 
 import importlib
 import json
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -17,16 +18,20 @@ SDK_VERSION: Final = "1.1.8"
 _TYPES: Final = {"limit": 0, "market": 1, "stop": 2, "target": 4}
 _IMMEDIATE, _GOOD_TILL_TIME = 0, 1
 _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
+_GROUPINGS: Final = {2: 1, 3: 3}
+"""One order triggers another; one order triggers two, of which one cancels the other."""
+
 _AUTHORIZED_S: Final = 600
 TRANSACTION_EXPIRES_S: Final = 600.0
 """The venue accepts a transaction signed by the SDK for ten minutes less a second, and never after."""
 
 
 class Signed(NamedTuple):
-    """A signed transaction: the venue's number for its kind, and its text."""
+    """A signed transaction: the venue's number for its kind, its text, and the hash by which the venue knows it."""
 
     kind: int
     text: str
+    hash: str
 
 
 class OrderTerms(NamedTuple):
@@ -51,7 +56,7 @@ class Signer(Protocol):
     status_error: type[Exception]
 
     def check(self) -> None: ...
-    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed: ...
+    def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed: ...
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed: ...
     def authorization(self) -> str: ...
     async def close(self) -> None: ...
@@ -78,36 +83,30 @@ class LighterSigner:
 
     def check(self) -> None:
         """Verify on sample orders that every argument is signed in its field. Raise `StartError` otherwise."""
-        order = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
-        signed = self.create_order(order, nonce=987654)
-        cancel = self.cancel_order(12, 281474976710002, nonce=987653)
-        expected = {
-            "AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "MarketIndex": 11,
-            "ClientOrderIndex": 281474976710001, "BaseAmount": 1234567, "Price": 654321, "IsAsk": 1, "Type": 2,
-            "TimeInForce": 0, "ReduceOnly": 1, "TriggerPrice": 765432, "Nonce": 987654,
-        }  # fmt: skip
-        _compare(signed, 14, expected)
-        _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
+        stop = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
+        entry = stop._replace(client_index=5, type="market", is_ask=False, reduce_only=False, trigger_ticks=0)
+        target = stop._replace(client_index=6, type="target")
+        whose = {"AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "Nonce": 987654}
+        alone = self.create_orders([stop], nonce=987654)
+        _compare(alone, 14, {**whose, **_named(stop)}, json.loads(alone.text))
+        group = self.create_orders([entry, stop, target], nonce=987654)
+        fields = json.loads(group.text)
+        _compare(group, 28, {**whose, "GroupingType": 3}, fields)
+        for place, order in enumerate((entry, stop, target)):
+            _compare(group, 28, _named(order, is_child=place > 0), fields["Orders"][place])
+        cancel = self.cancel_order(12, 281474976710002, nonce=987654)
+        _compare(cancel, 15, {**whose, "MarketIndex": 12, "Index": 281474976710002}, json.loads(cancel.text))
 
-    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
-        """Sign a new order. Raise `StartError` when the SDK does not sign it."""
-        rests = order.type == "limit"
-        return _signed(
-            self._client.sign_create_order(
-                order.market_id,
-                order.client_index,
-                order.lots,
-                order.price_ticks,
-                order.is_ask,
-                _TYPES[order.type],
-                _GOOD_TILL_TIME if rests else _IMMEDIATE,
-                order.reduce_only,
-                order.trigger_ticks,
-                _NO_EXPIRY if order.type == "market" else _EXPIRY_28_DAYS,
-                nonce=nonce,
-                api_key_index=self.key_index,
+    def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
+        """Sign a new order, alone or with the stop and target of its fills. Raise `StartError` when that fails."""
+        if len(orders) > 1:
+            make = _load_sdk("signer_client").CreateOrderTxReq
+            parts = [make(*_fields(order, is_child=place > 0)) for place, order in enumerate(orders)]
+            grouping = _GROUPINGS[len(orders)]
+            return _signed(
+                self._client.sign_create_grouped_orders(grouping, parts, nonce=nonce, api_key_index=self.key_index)
             )
-        )
+        return _signed(self._client.sign_create_order(*_fields(orders[0]), nonce=nonce, api_key_index=self.key_index))
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         """Sign the cancellation of an order, identified by the venue's index or ours."""
@@ -121,6 +120,22 @@ class LighterSigner:
         return str(token)
 
 
+def _fields(order: OrderTerms, *, is_child: bool = False) -> tuple[int, ...]:
+    """Return an order's fields as the SDK takes them. The size of a child follows from the fills of its parent."""
+    return (
+        order.market_id,
+        order.client_index,
+        0 if is_child else order.lots,
+        order.price_ticks,
+        order.is_ask,
+        _TYPES[order.type],
+        _GOOD_TILL_TIME if order.type == "limit" else _IMMEDIATE,
+        order.reduce_only,
+        order.trigger_ticks,
+        _NO_EXPIRY if order.type == "market" else _EXPIRY_28_DAYS,
+    )
+
+
 def _load_sdk(name: str) -> Any:
     try:
         version = metadata.version("lighter-sdk")
@@ -132,16 +147,24 @@ def _load_sdk(name: str) -> Any:
 
 
 def _signed(result: tuple[int | None, str | None, str | None, str | None]) -> Signed:
-    kind, text, _, error = result
-    if error is not None or kind is None or text is None:
+    kind, text, digest, error = result
+    if error is not None or kind is None or text is None or not digest:
         raise StartError(f"the venue's SDK does not sign this: {error}")
-    return Signed(kind, text)
+    return Signed(kind, text, digest)
 
 
-def _compare(signed: Signed, kind: int, expected: dict[str, int]) -> None:
-    fields = json.loads(signed.text)
+def _named(order: OrderTerms, *, is_child: bool = False) -> dict[str, int]:
+    """Return the fields of an order by their names in a signed text, without its expiry, which the SDK dates."""
+    names = (
+        "MarketIndex", "ClientOrderIndex", "BaseAmount", "Price", "IsAsk", "Type", "TimeInForce", "ReduceOnly",
+        "TriggerPrice",
+    )  # fmt: skip
+    return dict(zip(names, map(int, _fields(order, is_child=is_child)), strict=False))
+
+
+def _compare(signed: Signed, kind: int, expected: dict[str, int], fields: dict[str, Any]) -> None:
     wrong = {name: fields.get(name) for name, value in expected.items() if fields.get(name) != value}
-    if signed.kind != kind or wrong or not fields.get("Sig"):
+    if signed.kind != kind or wrong or '"Sig":"' not in signed.text:
         raise StartError(
             f"The venue's SDK signs something other than what it was given (kind {signed.kind}, {wrong}): "
             "nothing is sent"

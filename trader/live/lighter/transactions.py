@@ -1,12 +1,18 @@
-"""Transactions of one account at Lighter: nonces, sending with the venue's client, and interpreting its answers."""
+"""Transactions of one account at Lighter: nonces, sending with the venue's client, and what became of them.
+
+The answer to a sending says only whether the venue took the transaction; what came of it says its own status.
+"""
 
 from asyncio import timeout
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
-from trader.live.lighter.api import LighterApi
+from trader.core.clock import EPOCH
+from trader.core.errors import MarketDataError
+from trader.live.lighter.api import LighterApi, VenueRefusal, code_of
 from trader.live.lighter.signer import Signed, Signer
 
 INVALID_NONCE: Final = 21104
@@ -14,7 +20,21 @@ INDEX_EXISTS: Final = 21728
 INACTIVE: Final = frozenset({21600, 21709, 21715})
 """The venue's codes for canceling an order that is not open."""
 
+REFUSALS: Final = frozenset(
+    {
+        *range(21100, 21115), *range(21116, 21142), 21149, 21501, 21504, 21505, 21507, 21508, *range(21511, 21517),
+        *range(21600, 21604), *range(21605, 21609), *range(21611, 21627), *range(21700, 21746), *range(21801, 21810),
+    }
+)  # fmt: skip
+"""The venue's published codes for a transaction that it does not execute. Any other answer proves nothing."""
+
+TOO_MANY: Final = 23000
+BUSY: Final = frozenset({21506, TOO_MANY})
+_OK, _BAD, _TOO_MANY = 200, 400, 429
+_NOT_FOUND: Final = frozenset({21500, 29404})
+_LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class _NextNonce(msgspec.Struct):
@@ -22,16 +42,84 @@ class _NextNonce(msgspec.Struct):
     code: int = 200
 
 
+class _Order(msgspec.Struct, rename="pascal"):
+    client_order_index: int = 0
+    reduce_only: int = 1
+
+
+class _Info(_Order, rename="pascal"):
+    """The text of a transaction: its order, those of a group, or the order that it cancels."""
+
+    orders: list[_Order] = []
+    index: int = 0
+
+
+class Transaction(msgspec.Struct):
+    """A transaction that the venue knows. Its status: 0 refused by the sequencer, 1 pending, 2 and 3 executed."""
+
+    hash: str
+    status: int
+    nonce: int
+    api_key_index: int
+    executed_at: int = 0
+    info: str = "{}"
+    code: int = 200
+
+    @property
+    def is_failed(self) -> bool:
+        return self.status == 0
+
+    @property
+    def is_executed(self) -> bool:
+        return self.status >= 2
+
+    @property
+    def at(self) -> datetime:
+        """When it was executed, by the venue's clock."""
+        return EPOCH + self.executed_at * _MILLISECOND
+
+    @property
+    def opens(self) -> set[int]:
+        """The client indexes of its orders that could open."""
+        return {order.client_order_index for order in self._orders() if not order.reduce_only}
+
+    def is_of(self, attempt: str, *, order: int = 0, cancels: int = 0) -> bool:
+        """Return whether it is the attempt at an order, or at canceling one: by its hash in any form, or its text."""
+        digest = attempt.partition(":")[2]
+        if digest.lower().lstrip("0x") == self.hash.lower().lstrip("0x"):
+            return True
+        placed = {each.client_order_index for each in self._orders()}
+        return order in placed - {0} or cancels in {self._orders()[0].index} - {0}
+
+    def _orders(self) -> tuple[_Info, *tuple[_Order, ...]]:
+        try:
+            info = _INFO.decode(self.info)
+        except msgspec.DecodeError as error:
+            raise MarketDataError(f"the transaction {self.hash} cannot be decoded: {error}") from error
+        return (info, *info.orders)
+
+
+class _Transactions(msgspec.Struct):
+    txs: list[Transaction] | None = None
+    code: int = 200
+
+
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
+_TRANSACTION: Final = msgspec.json.Decoder(Transaction)
+_INFO: Final = msgspec.json.Decoder(_Info)
+_TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
 
 
 class SendAnswer(msgspec.Struct, frozen=True):
-    """The venue's answer to a transaction: accepted, refused with a code, or (`is_known` False) lost."""
+    """The venue's answer to a transaction. `is_taken` is None after no answer, or one that proves nothing."""
 
-    is_known: bool
-    is_accepted: bool = False
+    is_taken: bool | None
     code: int = 0
     reason: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.code in BUSY
 
 
 class Transactions:
@@ -55,44 +143,63 @@ class Transactions:
         }
         return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
 
-    async def cancel(self, market_id: int, index: int, *, nonce: int) -> SendAnswer:
-        """Send the cancellation of an order, identified by the venue's index or ours."""
-        return await self.send(self._signer.cancel_order(market_id, index, nonce=nonce))
+    async def find(self, attempt: str) -> Transaction | None:
+        """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
+
+        If the venue does not know its hash, one that was executed with its nonce: then it can never be.
+        """
+        nonce, _, digest = attempt.partition(":")
+        try:
+            return await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION)
+        except VenueRefusal as error:
+            if error.code not in _NOT_FOUND:
+                raise
+        found = [each for each in await self._latest() if each.nonce == int(nonce)]
+        return next((each for each in found if each.is_executed or each.is_of(attempt)), None)
+
+    async def opened_since(self, since: datetime) -> set[int]:
+        """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""
+        recent = [each.opens for each in await self._latest() if each.at >= since]
+        return set().union(*recent)
+
+    async def _latest(self) -> list[Transaction]:
+        """Return the latest transactions of this key, newest first."""
+        parameters: dict[str, str | int] = {
+            "by": "account_index", "value": self._signer.account_index, "limit": _LATEST,
+        }  # fmt: skip
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountTxs", parameters, _TRANSACTIONS, authorization=token)
+        return [each for each in answer.txs or () if each.api_key_index == self._signer.key_index]
+
+    async def cancel(self, market_id: int, index: int, *, nonce: int) -> tuple[str, SendAnswer]:
+        """Send the cancellation of an order, named by the venue's index or ours. Return its attempt and the answer."""
+        signed = self._signer.cancel_order(market_id, index, nonce=nonce)
+        return f"{nonce}:{signed.hash}", await self.send(signed)
 
     async def send(self, signed: Signed) -> SendAnswer:
         """Send with the venue's own client. An unintelligible answer counts as lost."""
         if self._is_halted:
-            return _lost("this process no longer trades")
+            return SendAnswer(None, reason="this process no longer trades")
         try:
             async with timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
         except self._signer.status_error as error:
-            return _answer_of(error)
+            return _judge(getattr(error, "status", None), getattr(error, "body", None))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return _lost(f"the venue did not answer: {str(error) or type(error).__name__}")
+            return SendAnswer(None, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
-            return _lost(f"the venue's answer cannot be decoded: {error}")
-        code = getattr(answer, "code", None)  # the SDK does not check that an answer is complete
-        if not isinstance(code, int):
-            return _lost(f"the venue's answer cannot be decoded: {answer}")
-        return SendAnswer(
-            is_known=True, is_accepted=code == 200, code=code, reason=str(answer.message or f"code {code}")
-        )
+            return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
+        # The SDK does not check that an answer is complete.
+        known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
+        return _judge(_OK, msgspec.json.encode(known))
 
 
-def _lost(reason: str) -> SendAnswer:
-    return SendAnswer(is_known=False, reason=reason)
-
-
-def _answer_of(error: Exception) -> SendAnswer:
-    """Interpret the SDK's error: a status of 400 to 499 is a refusal by the venue, anything else a lost answer."""
-    status, body = getattr(error, "status", None), getattr(error, "body", None)
-    reason = f"the venue answered with status {status}: {str(body)[:200]}"
-    if not isinstance(status, int) or not 400 <= status < 500:
-        return _lost(reason)
-    try:
-        decoded = msgspec.json.decode(body or "{}")
-    except msgspec.DecodeError:
-        decoded = {}
-    code = decoded.get("code", 0) if isinstance(decoded, dict) else 0
-    return SendAnswer(is_known=True, code=code if isinstance(code, int) else 0, reason=reason)
+def _judge(status: object, body: Any) -> SendAnswer:
+    """Interpret an answer: only a code that the venue published for a refusal is one."""
+    code = code_of(body)
+    if status == _TOO_MANY and not code:
+        code = TOO_MANY
+    is_refused = (status in (_OK, _BAD) and code in REFUSALS) or (status in (_OK, _BAD, _TOO_MANY) and code in BUSY)
+    is_taken = False if is_refused else (status, code) == (_OK, _OK) or None
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    return SendAnswer(is_taken, code, f"the venue answered with status {status}: {text[:200]}")

@@ -1,6 +1,6 @@
 """SQL of live trading: bindings of accounts to venue accounts, and the orders sent to the venue."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -45,30 +45,37 @@ async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> N
     await conn.execute(UPDATE_AGREED_AT, account_id, at)
 
 
-INSERT_VENUE_ORDER = """
+INSERT_VENUE_ORDERS = """
 INSERT INTO venue_orders
-SELECT r.* FROM json_populate_record(NULL::venue_orders, $1) r WHERE (SELECT term FROM service_state) = $2
+SELECT r.* FROM json_populate_recordset(NULL::venue_orders, $1) r WHERE (SELECT term FROM service_state) = $2
 RETURNING client_index
 """
 
 
-async def insert_venue_order(conn: Connection, sent: SentOrder, term: int) -> bool:
-    """Record an order before it is sent. Return False and record nothing when `term` is over.
+async def insert_venue_orders(conn: Connection, orders: Iterable[SentOrder], term: int) -> bool:
+    """Record orders before they are sent together. Return False and record nothing when `term` is over.
 
-    :raises asyncpg.UniqueViolationError: an order with this client index exists, or an undecided one in its market
+    :raises asyncpg.UniqueViolationError: an order with this client index exists, or an undecided one that may open
     """
-    row = msgspec.json.encode(venue_order_row(sent)).decode()
-    return await conn.fetchval(INSERT_VENUE_ORDER, row, term) is not None
+    rows = msgspec.json.encode([venue_order_row(sent) for sent in orders]).decode()
+    return await conn.fetchval(INSERT_VENUE_ORDERS, rows, term) is not None
 
 
-UPDATE_VENUE_ORDER_NONCE = """
-UPDATE venue_orders SET nonce = $3, expires_at = $4 WHERE account_id = $1 AND client_index = $2
+UPDATE_VENUE_ORDERS_ATTEMPT = """
+UPDATE venue_orders SET attempt = $3, expires_at = $4
+WHERE account_id = $1 AND client_index = ANY($2::bigint[]) AND (SELECT term FROM service_state) = $5
+RETURNING client_index
 """
 
 
-async def update_venue_order_nonce(conn: Connection, sent: SentOrder) -> None:
-    """Record the transaction whose answer was lost, and how long the venue may still accept it."""
-    await conn.execute(UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at)
+async def update_venue_orders_attempt(conn: Connection, orders: Sequence[SentOrder], term: int) -> bool:
+    """Record the transaction that carries orders, and how long the venue may accept it. Return False as above."""
+    first = orders[0]
+    indexes = [sent.client_index for sent in orders]
+    row = await conn.fetchval(
+        UPDATE_VENUE_ORDERS_ATTEMPT, first.account_id, indexes, first.attempt, first.expires_at, term
+    )
+    return row is not None
 
 
 SELECT_OPEN_VENUE_ORDERS = """

@@ -21,8 +21,8 @@ from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.venue import VenueAccounts
-from trader.market.domain.markets import SimulatedMarket
+from trader.live.venue import Remember, VenueAccounts
+from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.settings import Settings
 
@@ -30,31 +30,33 @@ from trader.settings.settings import Settings
 class TemplateOrders:
     """Convert prices and quantities to the venue's units here; refuse values that are not whole ticks or lots."""
 
-    async def place(self, order: VenueOrder) -> SendOutcome:
-        """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger."""
+    async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
+        """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger.
+
+        Send the stop and target as one group with their order, so that a fill is never without them.
+        """
         raise NotImplementedError
 
-    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
-        """Decide how to resolve a lost order: by using up its nonce, or by the venue's client order id.
+    async def resolve(self, order: VenueOrder, attempt: str, expires_at: datetime) -> SendOutcome:
+        """Decide by what the venue says about the attempt: a transaction's hash, or the venue's client order id.
 
         After its expiry by the venue's clock, look it up more than once where reads lag behind the matching engine.
         """
         raise NotImplementedError
 
-    async def find(self, client_index: int) -> VenueOrderState | None:
-        """Map the venue's statuses to `is_final`; an unknown status is final only if the order can fill no more."""
-        raise NotImplementedError
-
     async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
-        """Use one request for all of them where the venue has one."""
+        """Use one request for all of them where the venue has one.
+
+        Map its statuses to `is_final`; an unknown one is final only if the order can fill no more.
+        """
         raise NotImplementedError
 
-    async def cancel(self, order: VenueOrderState) -> SendOutcome:
+    async def opened_since(self, since: datetime) -> Collection[int]:
+        """Name them all, or none where the venue does not say which key sent an order."""
+        raise NotImplementedError
+
+    async def cancel(self, symbol: str, client_index: int) -> SendOutcome:
         """Read the order after its cancellation: it may have filled first."""
-        raise NotImplementedError
-
-    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel by client index, since the venue's own index no longer resolves."""
         raise NotImplementedError
 
     async def pause(self) -> None:
@@ -65,12 +67,15 @@ class TemplateOrders:
 class TemplateRecords:
     """Check that every number is finite and, if required, positive. Raise `MarketDataError` otherwise."""
 
+    answered_at: datetime | None = None
+    """Take it from the header `Date`, or from what the venue writes into its answers."""
+
     async def report(self) -> VenueReport:
         """Take positions, orders and balance from the same moment, or read again: a difference stops the account."""
         raise NotImplementedError
 
-    async def position(self, symbol: str) -> Decimal:
-        """Sign by the side: longs are positive."""
+    async def refusal(self) -> str | None:
+        """Read the account's mode where the venue has several."""
         raise NotImplementedError
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
@@ -82,7 +87,7 @@ class TemplateRecords:
         raise NotImplementedError
 
     async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
-        """Give forced trades a `kind` by which `VenueFill.is_forced` recognizes them."""
+        """Give forced trades a `kind` by which `VenueFill.cause` recognizes them."""
         raise NotImplementedError
 
     async def fundings_since(self, since: datetime) -> Sequence[VenueFunding]:

@@ -195,6 +195,7 @@ const REASONS = [
   'liquidation',
   'reset',
   'operator',
+  'manual',
   'ended',
 ]
 

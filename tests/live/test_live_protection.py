@@ -1,0 +1,313 @@
+"""What protects a live position: exits before reads, a stop from its first moment, and no action on a late read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from support.fake_venue import IDS
+from support.live import Bench, add_model, live_settings, prepared, trading
+
+from trader.core.errors import StartError, TraderError
+from trader.core.events import VenueDiffers
+from trader.database.pool import Database
+from trader.exchange.domain.halts import HaltCause, Verb
+from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
+
+D = Decimal
+BTC = IDS["BTC"]
+PLAN = ExitPlan(stop=D(90000), target=D(99000))
+LAG_S = 13
+
+
+@pytest.fixture
+async def bench(database: Database) -> AsyncIterator[Bench]:
+    async with trading(database) as bench:
+        yield bench
+
+
+def stops(bench: Bench) -> list[Decimal]:
+    """Return the triggers of the stops that wait at the venue."""
+    return [order.trigger for order in bench.venue.ledger.standing(BTC) if order.type == "stop-loss"]
+
+
+async def close_reasons(bench: Bench) -> list[str]:
+    async with bench.database.connection() as conn:
+        rows = await conn.fetch("SELECT close_reason FROM orders WHERE status = 'CLOSED' ORDER BY closed_at, id")
+    return [row["close_reason"] for row in rows]
+
+
+async def fire(bench: Bench, symbol: str = "BTC") -> None:
+    """Let the time of a position run out: an exit that no order at the venue executes."""
+    plan = ExitPlan(stop=D(90000) if symbol == "BTC" else D(3000), time_exit=bench.clock.now() + timedelta(seconds=5))
+    await bench.buy("0.1" if symbol == "BTC" else "1", symbol=symbol, leverage=D(5), exit_plan=plan)
+    await bench.see({}, after_s=6)
+
+
+# Exits
+
+
+@pytest.mark.parametrize(
+    "path", ["positionFunding", "account", "accountOrders", "accountActiveOrders", "accountLimits"]
+)
+async def test_an_exit_acts_although_a_read_fails(bench: Bench, path: str) -> None:
+    await fire(bench)
+    bench.venue.failing = {path}
+    with suppress(TraderError):
+        await bench.synchronize()
+    assert bench.venue.positions() == {}
+    bench.venue.failing = set()
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_an_unbookable_order_of_one_market_holds_up_no_exit_of_another_or_its_own(bench: Bench) -> None:
+    await bench.buy("1", symbol="ETH", leverage=D(5), type=OrderType.LIMIT, limit_price=D(3290))
+    await fire(bench)
+    bench.venue.reach("ETH", "3280.00")
+    bench.venue.hides_trades_of = {order.index for order in bench.venue.orders.values() if order.market_id == 0}
+    await bench.synchronize()
+    assert BTC not in bench.venue.positions()
+    assert "does not show all its trades yet" in bench.exchange.troubles["apex"]
+    bench.venue.hides_trades_of = set()
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_a_close_that_the_venue_is_too_busy_for_is_sent_again(bench: Bench) -> None:
+    await fire(bench)
+    bench.venue.send_faults = ["busy"] * 2
+    for _ in range(3):
+        await bench.see({}, after_s=1)
+        await bench.synchronize()
+    assert bench.venue.positions() == {}
+    await bench.agree()
+
+
+async def test_a_callers_close_that_meets_a_busy_venue_is_not_told_refused(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5))
+    bench.venue.send_faults = ["busy"]
+    with pytest.raises(TraderError, match="not known yet"):
+        await bench.sell("0.1", reduce_only=True, client_order_id="close")
+    await bench.synchronize()
+    assert (await bench.sell("0.1", reduce_only=True, client_order_id="close")).status is OrderStatus.FILLED
+    await bench.agree()
+
+
+async def test_a_stop_that_fired_and_did_not_fill_is_closed_with_an_alarm(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    bench.venue.fill_share = D(0)
+    await bench.see({"BTC": "80000.0"})
+    bench.venue.fill_share = D(1)
+    await bench.synchronize()
+    assert bench.venue.positions() == {}
+    (alarm,) = [event.text for event in bench.events if isinstance(event, VenueDiffers)]
+    assert "fired at the venue and was not filled: it filled 0 of 0.1" in alarm
+    await bench.synchronize()
+    await bench.agree()
+    assert await close_reasons(bench) == ["stop"]
+
+
+async def test_a_stop_that_does_not_fire_at_the_venue_is_closed_by_the_service(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    bench.venue.markets["BTC"].place(D("89000.0"))  # and nothing fires there
+    for _ in range(2):
+        await bench.see({}, after_s=10)
+        await bench.synchronize()
+    assert bench.venue.positions() == {}
+    await bench.synchronize()
+    await bench.agree()
+
+
+# Stops from the first moment
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 4))
+async def test_a_fill_has_its_stop_whenever_the_service_is_killed(bench: Bench, turns: int) -> None:
+    placing = asyncio.create_task(bench.buy("0.1", leverage=D(5), exit_plan=PLAN))
+    for _ in range(turns):
+        await asyncio.sleep(0.0005 if turns % 8 else 0)  # the moment is what is tried
+    await bench.kill()
+    placing.cancel()
+    with suppress(TraderError, asyncio.CancelledError):
+        await placing
+    assert bool(bench.venue.positions()) == bool(stops(bench))
+    await bench.start()
+    await bench.tell()
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_a_limit_order_that_fills_while_the_service_is_down_has_its_stop(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93000), exit_plan=PLAN)
+    await bench.synchronize()
+    assert dict(bench.exchange.troubles) == {}
+    assert stops(bench) == []
+    await bench.kill()
+    bench.venue.reach("BTC", "92900.0")
+    assert stops(bench) == [90000]
+    await bench.start()
+    await bench.tell()
+    await bench.agree()
+
+
+async def test_a_limit_order_that_fills_in_part_has_a_stop_of_that_size(bench: Bench) -> None:
+    answer = await bench.buy("0.4", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93000), exit_plan=PLAN)
+    bench.venue.fill_share = D("0.25")
+    await bench.see({"BTC": "92900.0"})
+    await bench.synchronize()
+    assert stops(bench)
+    await bench.exchange.cancel_order("apex", str(answer.id))
+    bench.venue.fill_share = D(1)
+    for _ in range(2):
+        await bench.see({}, after_s=LAG_S)
+        await bench.synchronize()
+    await bench.agree()
+
+
+async def test_a_canceled_limit_order_takes_its_stop_with_it(bench: Bench) -> None:
+    answer = await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93000), exit_plan=PLAN)
+    await bench.exchange.cancel_order("apex", str(answer.id))
+    await bench.synchronize()
+    await bench.agree()
+    assert bench.exchange.live_account("apex").sent == ()
+
+
+async def test_an_entry_whose_stop_the_venue_does_not_accept_is_refused(bench: Bench) -> None:
+    bench.venue.refused_types = {2}
+    answer = await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    assert (answer.status, bench.venue.positions()) == (OrderStatus.REJECTED, {})
+    await bench.agree()
+
+
+async def test_an_addition_of_the_same_size_and_plan_keeps_one_stop_of_the_whole(bench: Bench) -> None:
+    for _ in range(2):
+        await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    await bench.synchronize()
+    await bench.agree()
+
+
+# Late reads
+
+
+async def test_a_report_older_than_the_last_trade_cancels_nothing(bench: Bench) -> None:
+    bench.venue.positions_shown = []
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    before = len(bench.venue.sent)
+    await bench.synchronize()
+    assert [kind for kind, _ in bench.venue.sent[before:]] == []
+    assert dict(bench.exchange.troubles) == {}
+    bench.venue.positions_shown = None
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_rounded_average_entries_are_no_difference(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        bench.venue.ledger.deposit, bench.venue.average_places = D(100_000), 2
+        await bench.start()
+        await bench.tell()
+        await bench.buy("11", symbol="ETH", leverage=D(5))
+        await bench.see({"ETH": "3301.01"})
+        await bench.buy("11.1", symbol="ETH", leverage=D(5))
+        await bench.see({}, after_s=LAG_S)
+        await bench.synchronize()
+        assert dict(bench.exchange.troubles) == {}
+        await bench.stop()
+
+
+async def test_an_order_older_than_the_venue_shows_is_booked_by_its_trades(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    await bench.kill()
+    bench.venue.reach("BTC", "89990.0")
+    bench.venue.hidden.update(bench.venue.orders)
+    await bench.clock.advance(timedelta(hours=30))
+    await bench.start()
+    await bench.tell()
+    await bench.synchronize()
+    await bench.agree()
+    assert await close_reasons(bench) == ["stop"]
+
+
+async def test_a_trade_by_hand_is_booked_although_the_venues_clock_is_behind(bench: Bench) -> None:
+    bench.venue.ahead = timedelta(seconds=-90)
+    bench.venue.trade_by_hand("BTC", "0.1")
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_a_partial_liquidation_that_cancels_all_orders_first_leaves_a_stop(bench: Bench) -> None:
+    await bench.buy("0.2", leverage=D(20), exit_plan=PLAN)
+    for order in bench.venue.ledger.standing(BTC):
+        order.status = "canceled-liquidation"
+    bench.venue.liquidate("BTC", "-0.1")
+    await bench.synchronize()
+    await bench.agree()
+    assert bench.account().positions["BTC"].quantity == D("0.1")
+
+
+async def test_a_market_that_ends_is_settled(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    bench.venue.markets["BTC"].status = "inactive"
+    for order in bench.venue.ledger.standing(BTC):
+        order.status = "canceled"
+    bench.venue.liquidate("BTC", "-0.1", kind="market-settlement")
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    await bench.agree()
+    assert await close_reasons(bench) == ["ended"]
+    assert "does not trade BTC now" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
+
+
+# People
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+async def test_flattening_closes_what_only_the_venue_holds(bench: Bench, is_shown: bool) -> None:
+    bench.venue.trade_by_hand("BTC", "0.3")
+    trades = bench.venue.ledger.trades
+    if not is_shown:
+        bench.venue.ledger.trades = []
+    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
+    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
+    operations.start()
+    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with asyncio.timeout(20), bench.database.connection() as conn:
+        while not await conn.fetchval("SELECT count(*) FROM commands WHERE finished_at IS NOT NULL"):
+            await operations.poll()
+    await operations.close()
+    assert bench.venue.positions() == {}
+    if not is_shown:
+        bench.venue.ledger.trades = trades + bench.venue.ledger.trades
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_an_account_of_another_mode_is_refused_at_the_start(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        bench.venue.trading_mode = 1
+        with pytest.raises(StartError, match="unified trading mode"):
+            await bench.start()
+        await bench.stop()
+
+
+async def test_a_second_service_on_an_account_is_refused_at_the_start(bench: Bench, database: Database) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    await bench.sell("0.1", reduce_only=True)
+    await bench.kill()
+    await bench.start()  # its own orders are no reason
+    await bench.kill()
+    async with database.connection() as conn:
+        await conn.execute("TRUNCATE venue_orders, venue_trades")
+    with pytest.raises(StartError, match="Two services on one account"):
+        await bench.start()
+    await bench.stop()
+    bench.venue.ahead += timedelta(minutes=11)
+    await bench.start()
