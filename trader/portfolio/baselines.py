@@ -113,11 +113,8 @@ class Baselines:
             return
         self._is_caught_up = False
         self._rules.markets.update(self._market.markets)
-        followers = self._followers
         if self._seen_until is not None and tick.at - self._seen_until > STALE_AFTER:
             await self._catch_up(self._seen_until, tick.at - _INSTANT)
-            if self._followers is not followers:  # it has lost and regained the lead, and caught up as the leader
-                return
         marks = self._market.marks
         moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
         self._apply(moment)
@@ -145,10 +142,9 @@ class Baselines:
 
     async def _catch_up(self, since: datetime, until: datetime) -> None:
         """Apply the ticks of (since, until] to the baselines; if unavailable, they continue from the next tick."""
-        followers = self._followers
         try:
             async for moments in missed_moments(self._market, since, until, self._seen_marks):
-                if self._followers is not followers or all(each.account.is_idle for each in followers.values()):
+                if all(follower.account.is_idle for follower in self._followers.values()):
                     break
                 for moment in moments:
                     self._apply(moment)
