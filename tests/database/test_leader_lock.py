@@ -113,7 +113,7 @@ async def test_a_leader_frozen_within_a_transaction_does_not_block_its_successor
     statement: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trader.database.leadership.SILENCE_S", 0.1)
+    monkeypatch.setattr("trader.database.leadership.FROZEN_S", 0.1)
     locked, thaws = asyncio.Event(), asyncio.Event()
 
     async def predecessor() -> None:

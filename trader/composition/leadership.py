@@ -119,6 +119,7 @@ class Leadership:
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
         self._was_standby = False
+        self._unseated_in: int | None = None
 
     @property
     def role(self) -> ProcessRole:
@@ -263,7 +264,12 @@ class Leadership:
         term = self._exchange.term
         if term is not None:
             async with self._database.writing() as conn:
-                await update_heartbeat(conn, term, dict(self.running_schedulers()))
+                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()))
+            if not is_current and term == self._exchange.term != self._unseated_in:
+                self._unseated_in = term
+                text = f"another process leads as well; the term {term} of this one is over, and its trades are refused"
+                log.error(text)
+                self._events.publish(LeadershipChanged(text))
 
     def _hold_time(self) -> None:
         """Hold a lockstep replay's clock while this process does not trade, when time would pass without decisions."""

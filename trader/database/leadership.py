@@ -24,6 +24,9 @@ _KEEPALIVE: Final = {"tcp_keepalives_idle": "1", "tcp_keepalives_interval": "1",
 SILENCE_S: Final = 5.0
 """The server releases the lock of a leader that is silent this long: stopped (SIGSTOP), or on a suspended machine."""
 
+FROZEN_S: Final = 3.0
+"""How long the server must have waited for a process within a transaction, which a successor then ends."""
+
 _BEGINNING_SHARE: Final = 6
 """How many times as long it may be silent while it begins to lead, since it is busy catching up."""
 
@@ -75,7 +78,7 @@ class LeaderLock:
                 own = {"application_name": "trader leader", **_KEEPALIVE}
                 self._connection = await connect_alone(self._dsn, command_timeout_s=_CHECK_TIMEOUT_S, **own)
             is_acquired = bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))
-            if is_acquired and await self._connection.fetchval(END_FROZEN, SILENCE_S):
+            if is_acquired and await self._connection.fetchval(END_FROZEN, FROZEN_S):
                 log.warning("ended the transactions of a process that is frozen")
         except _LOST as error:
             self.trouble = transient_cause(error, is_lost=True) or NOT_REACHABLE
@@ -148,12 +151,12 @@ async def hold_term(conn: Connection, term: int | None) -> bool:
     return bool(await conn.fetch(HOLD_TERM, term))
 
 
-UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now() WHERE term = $1"
+UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now() WHERE term = $1 RETURNING true"
 
 
-async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool]) -> None:
-    """Record the leader's heartbeat and its running schedulers, for the standbys."""
-    await conn.execute(UPDATE_HEARTBEAT, term, schedulers)
+async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool]) -> bool:
+    """Record the leader's heartbeat and its running schedulers, for the standbys. False if its term is over."""
+    return bool(await conn.fetchval(UPDATE_HEARTBEAT, term, schedulers))
 
 
 SELECT_LEADER_SCHEDULERS = """
