@@ -3,11 +3,13 @@
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from support.trading_floor import Floor, open_floor
 
+from trader.agents.domain.conversation import Turn
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.domain.view import ObservedFill
 from trader.agents.invocations import FinishedInvocation
@@ -15,7 +17,7 @@ from trader.agents.models_file import read_models
 from trader.agents.providers.strategy_process import StrategyProvider, check_strategy
 from trader.agents.recorder import StoredStates
 from trader.agents.strategy_files import load_strategy
-from trader.core.errors import SettingsError
+from trader.core.errors import DatabaseUnavailable, SettingsError
 from trader.core.money import ONE, ZERO
 from trader.database.pool import Database, Page
 from trader.exchange.domain.orders import Cause, OrderSide
@@ -136,6 +138,81 @@ def test_a_strategy_that_gains_or_loses_on_fill_keeps_its_state_and_hears_no_old
     without = load_strategy(f"{plain}:Own", {})
     without.load(with_hook.save())
     assert without.save() == 9
+
+
+COUNTING = """
+from trader.strategies import Holding
+
+class Counting:
+    count = 0
+
+    def decide(self, view):
+        self.count += 1
+        yield Holding(reason=f"cycle {self.count}")
+
+    def save(self):
+        return None if self.count == 4 else self.count
+
+    def load(self, state):
+        self.count = state
+"""
+
+
+class FailingStates(StoredStates):
+    """Saves that fail as often as they are told, after the commit or instead of it."""
+
+    fail: Literal["before", "after"] | None = None
+    turn: Turn
+
+    async def save(self, state: Any, turn: Turn, replaced: datetime | None) -> datetime | None:
+        fail, self.fail, self.turn = self.fail, None, turn
+        if fail == "before":
+            raise DatabaseUnavailable("locked")
+        saved = await super().save(state, turn, replaced)
+        if fail == "after":
+            raise DatabaseUnavailable("not answering")
+        return saved
+
+
+async def test_a_strategy_and_its_stored_state_never_part(database: Database, tmp_path: Path) -> None:
+    """Neither after failed saves, nor under a clock set back, nor after others have led; no state is one as well."""
+    file = tmp_path / "counting.py"
+    file.write_text(COUNTING)
+    states = FailingStates(database)
+    provider = StrategyProvider(states)
+    async with open_floor(database, provider=provider) as floor:
+        await floor.add("counting", provider="strategy", router_model=f"{file}:Counting")
+
+        async def decided() -> str | None:
+            done = (await cycle(floor)).invocation
+            stored = await states.load("counting")
+            assert stored is not None
+            if done.status == "completed":
+                assert done.response == f"cycle {stored.state or 4}"
+            return done.response
+
+        assert await decided() == "cycle 1"
+        states.fail = "before"
+        assert await decided() is None
+        assert await decided() == "cycle 2"
+        states.fail = "after"
+        assert await decided() is None
+        async with database.connection() as conn:  # a clock was ahead, and is right again
+            await conn.execute("UPDATE strategy_states SET decided_at = decided_at + interval '3 hours'")
+        assert await decided() == "cycle 4", "its state is none from here on"
+        stored = await states.load("counting")
+        assert stored is not None
+        assert stored.state is None
+        await provider.close()
+        assert await decided() == "cycle 1"
+        taken = await states.load("counting")
+        assert taken is not None
+        await states.save(40, states.turn, taken.decided_at)
+        assert await decided() == "cycle 41", "another process has led meanwhile"
+        late = await states.save(7, states.turn, taken.decided_at)
+        assert late is None, "a save of the earlier leader comes too late"
+        assert await decided() == "cycle 42"
+        await provider.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -210,6 +210,35 @@ async def test_unwritten_events_are_in_the_next_record(
     relayed.writer = RelayWriter(Failing(database), relayed.bus, lambda: relayed.view, ENCODER.encode)
     relayed.writer.open()
     sent = [relayed.publish(1), relayed.publish(2)]
+    await relayed.write()
+    await relayed.reader.poll()
+    assert [event.at for event in relayed.seen] == [event.at for event in sent]
+
+
+async def test_a_follower_has_the_trading_rules_of_a_leader_that_regains_the_lead(
+    relayed: Relayed, database: Database
+) -> None:
+    """Another one with other rules has led in between, and the follower has read its records."""
+    first, other = (RelayWriter(database, EventBus(), lambda: relayed.view, ENCODER.encode) for _ in range(2))
+    for writer, rules in ((first, '["first"]'), (other, '["other"]'), (first, '["first"]')):
+        relayed.view = msgspec.structs.replace(relayed.view, markets=rules)
+        relayed.writer = writer
+        writer.open()
+        await relayed.write()
+        await relayed.reader.poll()
+        assert relayed.reader.markets == rules
+        writer.close()
+
+
+async def test_a_view_that_cannot_be_encoded_loses_no_event(relayed: Relayed) -> None:
+    await relayed.write()
+    await relayed.reader.poll()
+    relayed.writer.open()
+    sent, whole = [relayed.publish(1)], relayed.view
+    relayed.view = msgspec.structs.replace(whole, market_troubles={"BTC": cast("str", object())})
+    with pytest.raises(TypeError):
+        await relayed.writer.run(relayed.term)
+    relayed.view = whole
     await relayed.write()
     await relayed.reader.poll()
     assert [event.at for event in relayed.seen] == [event.at for event in sent]

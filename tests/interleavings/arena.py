@@ -503,6 +503,7 @@ class Arena:
         for account_id in list(leader.accounts.by_id):
             order = partial(leader.place, f"settles {account_id}", "0.01", account_id=account_id)
             await run_as(leader.name, self._persist(order))
+        await run_as(leader.name, leader.agents.external.begin_cycle([], self.clock.now()))
         if self.view_id:
             await run_as(leader.name, self._persist(leader.decide))
         if self.has_webhook:

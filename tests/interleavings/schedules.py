@@ -417,6 +417,16 @@ async def lost_lock(s: Schedule) -> None:
     await run_as("A", s.arena.process("A").lose_lock())
 
 
+async def second_life(s: Schedule) -> None:
+    """Lose the role, and regain it after another process has led, in the same process."""
+    a, b = s.arena.process("A"), s.arena.process("B")
+    await lost_lock(s)
+    await run_as("B", b.leadership.take_role())
+    await run_as("B", b.place("second", "0.03"))
+    await run_as("B", b.lose_lock())
+    await run_as("A", a.leadership.take_role())
+
+
 async def second_leader(s: Schedule) -> None:
     s.arena.holder = None
     second = s.arena.process("B")
@@ -552,6 +562,7 @@ ACTORS: Final[dict[str, Step]] = {
     "cancellation": cancellation,
     "retry": retry,
     "lost lock": lost_lock,
+    "second life": second_life,
     "second leader": second_leader,
     "clock ahead": clock_ahead,
     "clock back": clock_back,
@@ -623,8 +634,29 @@ ONLY_FOR: Final = {
 """Actors that mean something for these operations only."""
 
 ONLY_BY: Final = {
-    "pair": {"order", "reset", "tick", "touched stop", *FAULTS, "cancellation", "lost lock", "second leader", "stop"},
-    "removal": {"first order", "remove", "tick", *FAULTS, "cancellation", "lost lock", "second leader", "stop"},
+    "pair": {
+        "order",
+        "reset",
+        "tick",
+        "touched stop",
+        *FAULTS,
+        "cancellation",
+        "lost lock",
+        "second life",
+        "second leader",
+        "stop",
+    },
+    "removal": {
+        "first order",
+        "remove",
+        "tick",
+        *FAULTS,
+        "cancellation",
+        "lost lock",
+        "second life",
+        "second leader",
+        "stop",
+    },
     "recover at a tick": {"late commit", "touched stop", "ended gap", "order", "lost statement", "clock back"},
     "command flatten": {
         "order",
@@ -633,6 +665,7 @@ ONLY_BY: Final = {
         "lost statement",
         "late statement",
         "lost lock",
+        "second life",
         "second leader",
         "stop",
         "flatten",
@@ -644,12 +677,13 @@ ONLY_BY: Final = {
         "lost statement",
         "late statement",
         "lost lock",
+        "second life",
         "second leader",
         "clock ahead",
         "clock back",
         "flatten elsewhere",
     },
-    "tick after a gap": {"order", *FAULTS, "lost lock", "second leader", "stop"},
+    "tick after a gap": {"order", *FAULTS, "lost lock", "second life", "second leader", "stop"},
     "first order": {"remove"},
     "first record": {"lifted halt", "lost statement", "lost acknowledgement", "second leader"},
     "invocation at a tick": {
@@ -657,6 +691,7 @@ ONLY_BY: Final = {
         "lost statement",
         "late statement",
         "lost lock",
+        "second life",
         "second leader",
         "stop",
         "reset",
@@ -667,6 +702,7 @@ ONLY_BY: Final = {
         "late statement",
         "cancellation",
         "lost lock",
+        "second life",
         "second leader",
         "stop",
         "other agent",
@@ -677,6 +713,7 @@ ONLY_BY: Final = {
         "late statement",
         "cancellation",
         "lost lock",
+        "second life",
         "second leader",
         "stop",
         "other key",
@@ -687,6 +724,7 @@ ONLY_BY: Final = {
         "late statement",
         "cancellation",
         "lost lock",
+        "second life",
         "stop",
         "other agent",
         "webhook elsewhere",
@@ -699,7 +737,15 @@ ONLY_BY: Final = {
         "anchor elsewhere",
         "sink down",
     },
-    "relay": {"lost acknowledgement", "lost statement", "late statement", "lost lock", "second leader", "activity"},
+    "relay": {
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "lost lock",
+        "second life",
+        "second leader",
+        "activity",
+    },
     "open season": {
         "lost acknowledgement",
         "lost statement",

@@ -13,6 +13,7 @@ from support.trading_floor import hold
 from support.waiting import until
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.core.events import LeadershipChanged
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.sql import halts as store
 from trader.operations import operator_commands as operations
@@ -189,3 +190,45 @@ async def test_a_replaced_leader_writes_no_snapshots(arena: Arena) -> None:
 
 async def _nothing() -> None:
     """Act in no gap."""
+
+
+async def test_two_leaders_are_told_apart_by_the_one_whose_term_is_over(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the lock of one is held on a server that no longer is the primary; nothing else would show it."""
+    monkeypatch.setattr("trader.composition.leadership.HEARTBEAT_S", 0.01)
+    a, b = arena.process("A"), await replaced(arena)
+
+    def told(process: Process) -> list[str]:
+        return [event.text for event in process.events if isinstance(event, LeadershipChanged)]
+
+    before = len(told(b))
+    keeping = [asyncio.create_task(each.leadership.keep_role()) for each in (a, b)]
+    await until(lambda: told(a))
+    await asyncio.sleep(0.1)
+    (text,) = told(a)
+    assert "another process leads as well; the term 1 of this one is over" in text
+    assert len(told(b)) == before
+    for task in keeping:
+        task.cancel()
+    await asyncio.wait(keeping)
+
+
+async def test_a_bug_in_the_relay_ends_no_term(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, failed = arena.process("A"), asyncio.Event()
+
+    async def broken(*_: object) -> None:
+        failed.set()
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("trader.database.relay.upsert_relay", broken)
+    keeping = asyncio.create_task(a.leadership.keep_role())
+    await failed.wait()
+    await until(lambda: "relay ended by a bug" in caplog.text)
+    assert a.leads
+    assert not keeping.done()
+    await a.place("goes on")
+    keeping.cancel()
+    await asyncio.wait([keeping])

@@ -316,7 +316,9 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         else:
             await opened.calls.finish("completed", None, ended_by=ended_by, at=at)
         if opened.record.is_unsaved:
-            return self._unsaved.append(opened.record)
+            if opened.record.term == self._exchange.term:  # else the next leader ends it, and no save may succeed
+                self._unsaved.append(opened.record)
+            return
         try:
             async with self._database.connection() as conn:
                 await delete_decided_views(conn)

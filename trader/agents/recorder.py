@@ -19,6 +19,7 @@ from trader.agents.domain.invocations import (
 )
 from trader.agents.domain.messages import order_outcome, results_json
 from trader.agents.domain.models import Model
+from trader.agents.domain.strategy import StrategyState
 from trader.agents.domain.tools import RECORDED_TOOLS, Change, decode
 from trader.agents.entrants import Entrants
 from trader.agents.payloads import PayloadPacker
@@ -45,15 +46,15 @@ class StoredStates:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def load(self, model_id: str) -> Any:
+    async def load(self, model_id: str) -> StrategyState | None:
         """Return the last saved state; None if there is none. Raises `Unavailable`."""
         async with self._database.connection() as conn:
             return await select_strategy_state(conn, model_id)
 
-    async def save(self, model_id: str, state: Any, turn: Turn) -> None:
-        """Save the state after the decisions of a turn, unless a later turn's state is stored. Raises `Unavailable`."""
-        async with self._database.connection() as conn:
-            await upsert_strategy_state(conn, model_id, state, turn.view.at)
+    async def save(self, state: Any, turn: Turn, replaced: datetime | None) -> datetime | None:
+        """Save the state after a turn's decisions, as `upsert_strategy_state` does. Raises `Unavailable`."""
+        async with self._database.writing() as conn:
+            return await upsert_strategy_state(conn, turn.model.id, state, turn.view.at, replaced)
 
 
 class RecorderServices(msgspec.Struct, frozen=True):

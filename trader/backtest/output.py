@@ -26,6 +26,7 @@ from trader.backtest.baselines import BaselineAccount
 from trader.backtest.sources import AiSource, RecordingStrategySource, ReplayedDecisions
 from trader.core.clock import iso
 from trader.core.errors import StartError, Unavailable
+from trader.core.files import append
 from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
@@ -76,14 +77,7 @@ class Lines:
     def flush(self) -> None:
         """Write the buffered lines. After an `OSError`, none of them is in the file, and the call may be repeated."""
         content = bytes(self._buffer)
-        written = 0
-        try:
-            while written < len(content):
-                written += self._file.write(content[written:]) or 0
-        except OSError:
-            self._file.seek(self.size)
-            self._file.truncate()
-            raise
+        append(self._file, content)
         self._digest.update(content)
         self.lines, self.size = self.lines + self._kept, self.size + len(content)
         self._kept = 0

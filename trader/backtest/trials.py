@@ -20,7 +20,7 @@ from trader.backtest.run import Backtest
 from trader.backtest.spec import data_files
 from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
-from trader.core.files import BYTES_MAX, decode_json, open_appending, open_regular, read_lines
+from trader.core.files import BYTES_MAX, append_lines, decode_json, open_regular, read_lines
 from trader.core.statistics import max_drawdown, over_risk
 
 TRIALS: Final = "trials.jsonl"
@@ -178,8 +178,7 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
     ]
     lines = b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials)
     try:
-        with open_appending(file) as ledger:
-            ledger.write(lines)  # in a single write: concurrent runs append to the same file
+        append_lines(file, lines)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
     known = read_trials(file, digests, hours_within(run.starts_at, run.reached))

@@ -33,7 +33,7 @@ from trader import __version__
 from trader.backtest.execution import BacktestListener, Interrupts, MarketOpener, execute
 from trader.backtest.spec import RESULT, BacktestSpec
 from trader.core.errors import StartError, TraderError
-from trader.core.files import open_appending
+from trader.core.files import append_lines
 from trader.portfolio.tables import extra
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class Cluster:
         folder.mkdir(parents=True)
         for name in sorted(finished.files, key=lambda name: name == RESULT):  # last, since it marks the run as complete
             (folder / name).write_bytes(finished.files[name])
-        with open_appending(self._trials) as file:
-            file.write(finished.trials)
+        append_lines(self._trials, finished.trials)
 
 
 @asynccontextmanager

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from trader.agents.sql.linked_invocations import select_chain_models
 from trader.api.context import Context
+from trader.core import tasks
 from trader.core.clock import LockstepClock, ScaledClock, interval_elapsed
 from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked, PricesChanged
@@ -117,6 +119,7 @@ class Leadership:
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
         self._was_standby = False
+        self._unseated_in: int | None = None
 
     @property
     def role(self) -> ProcessRole:
@@ -224,13 +227,16 @@ class Leadership:
         term = self._exchange.term
         assert self._lock is not None
         assert term is not None
-        async with asyncio.TaskGroup() as tasks:  # a hanging database delays only their writes, never the shutdown
+        async with asyncio.TaskGroup() as group:  # a hanging database delays only their writes, never the shutdown
             writing = (
-                tasks.create_task(self._send_heartbeats(), name="heartbeat"),
-                tasks.create_task(self._keep_time_passing(), name="time of the replay"),
-                tasks.create_task(self._relay_writer.run(term), name="relay"),
+                group.create_task(self._send_heartbeats(), name="heartbeat"),
+                group.create_task(self._keep_time_passing(), name="time of the replay"),
             )
-            await self._lock.lost()
+            relaying = tasks.keep(partial(self._relay_writer.run, term), "relay")
+            try:
+                await self._lock.lost()
+            finally:
+                await tasks.end(relaying)
             self._database.write_trouble = self._lock.trouble  # so that no error claims that another process leads
             self._hold_time()
             log.error("this process has lost the leading role; trading stops here")
@@ -258,7 +264,12 @@ class Leadership:
         term = self._exchange.term
         if term is not None:
             async with self._database.writing() as conn:
-                await update_heartbeat(conn, term, dict(self.running_schedulers()))
+                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()))
+            if not is_current and term == self._exchange.term != self._unseated_in:
+                self._unseated_in = term
+                text = f"another process leads as well; the term {term} of this one is over, and its trades are refused"
+                log.error(text)
+                self._events.publish(LeadershipChanged(text))
 
     def _hold_time(self) -> None:
         """Hold a lockstep replay's clock while this process does not trade, when time would pass without decisions."""

@@ -5,13 +5,14 @@ everything within the folder, must not be a link.
 """
 
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from io import BufferedReader, FileIO
+from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -83,10 +84,41 @@ def decode_json(content: bytes, kind: type[T], dec_hook: Callable[[type, Any], A
     return msgspec.json.decode(content, type=kind, dec_hook=dec_hook)
 
 
-def open_appending(file: Path) -> BinaryIO:
-    """Open a file, which is created if it is missing, to append to it. Raise like `open_regular`."""
+def open_appending(file: Path, *, waits: bool = False) -> FileIO:
+    """Open a file, which is created if it is missing, for `append`, which one process at a time may do.
+
+    :raises OSError: as in `open_regular`; or another process appends to it, unless this `waits` for that
+    """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-    return os.fdopen(_open_regular(file, flags, file.parent, STREAM_BYTES_MAX), "a+b")
+    opened = FileIO(_open_regular(file, flags, file.parent, STREAM_BYTES_MAX), "a+")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except OSError as error:
+        opened.close()
+        reason = "Another process appends to it" if isinstance(error, BlockingIOError) else error.strerror
+        raise OSError(error.errno, reason, str(file)) from error
+    return opened
+
+
+def append(file: BinaryIO | RawIOBase, content: bytes) -> None:
+    """Append to an unbuffered file. After an `OSError`, such as of a full disk, none of the content is in it."""
+    size = file.seek(0, os.SEEK_END)
+    written = 0
+    try:
+        while written < len(content):
+            written += file.write(content[written:]) or 0
+    except OSError:
+        file.truncate(size)
+        raise
+
+
+def append_lines(file: Path, lines: bytes) -> None:
+    """Append complete lines to a file that others append to as well. Raise like `open_appending`."""
+    with open_appending(file, waits=True) as opened:
+        size = opened.seek(0, os.SEEK_END)
+        is_cut = bool(size) and os.pread(opened.fileno(), 1, size - 1) != b"\n"
+        append(opened, (b"\n" if is_cut else b"") + lines)
+        os.fsync(opened.fileno())
 
 
 @contextmanager

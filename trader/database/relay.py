@@ -98,7 +98,7 @@ class RelayWriter:
 
     def open(self) -> None:
         """Start gathering events, as the leader."""
-        self._is_open, self._written = True, 0
+        self._is_open, self._written, self._markets = True, 0, None
 
     def close(self) -> None:
         """Stop gathering events, and drop those not yet written."""
@@ -126,17 +126,15 @@ class RelayWriter:
             await asyncio.sleep(EVERY_S)
 
     async def _write(self, number: int, term: int) -> None:
-        events, self._waiting = self._waiting, []
-        view = msgspec.structs.replace(self._view(), events=tuple(events), term=term, events_before=self._written)
+        events = tuple(self._waiting)
+        view = msgspec.structs.replace(self._view(), events=events, term=term, events_before=self._written)
         markets = view.markets
         if markets == self._markets and number % MARKETS_EVERY:
             view = msgspec.structs.replace(view, markets=None)
-        try:
-            async with self._database.writing() as conn:
-                await upsert_relay(conn, number, msgspec.json.encode(view).decode(), term)
-        except Unavailable:
-            self._waiting = (events + self._waiting)[:EVENTS_MAX]
-            raise
+        record = msgspec.json.encode(view).decode()
+        async with self._database.writing() as conn:
+            await upsert_relay(conn, number, record, term)
+        del self._waiting[: len(events)]
         self._markets = markets
         self._written += len(events)
 

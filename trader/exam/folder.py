@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, Final
@@ -15,6 +17,7 @@ from trader.core.errors import SettingsError, StartError
 from trader.core.files import (
     BYTES_MAX,
     SMALL_BYTES_MAX,
+    append,
     decode_json,
     open_appending,
     read_lines,
@@ -105,16 +108,26 @@ def is_begun(folder: Path) -> bool:
     if (folder / PLAN).exists():
         return True
     unfinished = {folder / SECRET, *folder.glob(".*.new")}
+    if (folder / SITTINGS).is_file() and not (folder / SITTINGS).stat().st_size:
+        unfinished.add(folder / SITTINGS)
     if folder.exists() and (not folder.is_dir() or not unfinished.issuperset(folder.iterdir())):
         raise SettingsError([f"--out: {folder} exists and has no exam; give a new folder, or one to resume"])
     return False
 
 
 def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
-    """Write the secret of a new exam, and then its plan at once. Raises `OSError`."""
+    """Write the secret of a new exam, and then its plan at once. Raises `OSError`.
+
+    :raises SettingsError: another process has begun one here meanwhile
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / SECRET, secret, 0o600)
-    replace_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+    with open_appending(folder / SITTINGS):
+        if (folder / PLAN).exists():
+            raise SettingsError(
+                [f"--out: another process has begun an exam in {folder}; repeat the command to resume it"]
+            )
+        replace_file(folder / SECRET, secret, 0o600)
+        replace_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
@@ -188,27 +201,23 @@ def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
 
 
 class Sheet:
-    """The file of decisions, open for appending."""
+    """The file of decisions, open for appending by one process. Raises `OSError` if another has it."""
 
     def __init__(self, folder: Path, plan: ExamPlan) -> None:
-        self.sittings: list[Sitting] = []
-        kept, file = read_sittings(folder, plan), folder / SITTINGS
-        replace_file(file, _lines(kept))
-        self._file = open_appending(file)
-        self.sittings += kept
+        file = folder / SITTINGS
+        with ExitStack() as undo:
+            self._file = undo.enter_context(open_appending(file))
+            self.sittings = read_sittings(folder, plan)
+            self._file.truncate(sum(map(len, islice(read_lines(file, BYTES_MAX), len(self.sittings)))))
+            undo.pop_all()
 
     def add(self, sittings: Sequence[Sitting]) -> None:
         """Write decisions at once. Raises `OSError`."""
-        self._file.write(_lines(sittings))
-        self._file.flush()
+        append(self._file, b"".join(msgspec.json.encode(each) + b"\n" for each in sittings))
         self.sittings += sittings
 
     def close(self) -> None:
         self._file.close()
-
-
-def _lines(sittings: Sequence[Sitting]) -> bytes:
-    return b"".join(msgspec.json.encode(each) + b"\n" for each in sittings)
 
 
 def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None:

@@ -19,6 +19,7 @@ import msgspec
 from trader.core.clock import Clock
 from trader.core.errors import StartError, Unavailable
 from trader.core.events import EventBus
+from trader.core.files import replacing
 from trader.database.leadership import hold_term
 from trader.database.pool import Database
 from trader.exchange.domain import halts as rules
@@ -229,11 +230,10 @@ def _write_file(file: Path, kept: Sequence[_Unsaved]) -> None:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".unfinished")
-    with draft.open("wb") as written:
+    with replacing(file) as written:
         written.write(msgspec.json.encode(kept))
+        written.flush()
         os.fsync(written.fileno())
-    draft.replace(file)
 
 
 def _key(halt: Halt) -> tuple[str | None, HaltCause]:

@@ -1,12 +1,11 @@
 """Anchor sinks: a webhook or an append-only file that stores heads of the chain outside the database."""
 
 import asyncio
-import os
-import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +14,7 @@ import msgspec
 
 from trader.core.clock import iso
 from trader.core.errors import SinkUnavailable
+from trader.core.files import append_lines
 from trader.record.domain.chain import Anchor
 from trader.settings.forms import Secret
 
@@ -121,15 +121,7 @@ class FileSink:
 
 
 def _append_line(path: str, line: bytes) -> None:
-    # Do not wait for a reader if this is a pipe.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(0, "not a regular file")
-        os.write(file, line + b"\n")
-        os.fsync(file)
-    finally:
-        os.close(file)
+    append_lines(Path(path).resolve(), line + b"\n")
 
 
 def _settle(writing: asyncio.Future[None], problem: Exception | None) -> None:

@@ -2,14 +2,12 @@
 
 import gzip
 import logging
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from support.full_disk import files_no_larger_than
 
 from trader.composition.external import make_source
 from trader.core.clock import LockstepClock, epoch_second
@@ -103,17 +101,6 @@ async def test_every_line_is_written_before_the_next_and_each_start_has_its_own_
     source = await replayed(tmp_path)
     assert await heard(source, BEGIN - SECOND, BEGIN + 40 * SECOND) == [values(tick) for tick in ticks]
     killed.close()
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """As on a full disk: writes beyond the limit fail."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_full_disk_ends_the_recording_with_one_error_and_nothing_else(

@@ -20,6 +20,13 @@ FILLS_MAX: Final = 200
 """Maximum number of fills that are reported to a strategy in one cycle."""
 
 
+class StrategyState(NamedTuple):
+    """The stored state of a model's strategy. Its time is also its version: it advances with each save."""
+
+    state: Any
+    decided_at: datetime
+
+
 class Peek(Protocol):
     """The account, marks and indicators at one moment of a backtest, without the cost of a full view."""
 

@@ -4,14 +4,14 @@
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from trader.agents.domain.tools import tool_schemas
 from trader.agents.domain.view import View
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
-from trader.core.files import decode_json, open_appending, read_lines, read_regular, replace_file
+from trader.core.files import append, decode_json, open_appending, read_lines, read_regular, replace_file
 from trader.core.money import require_figure
 
 ANSWERS: Final = "answers.jsonl"
@@ -74,7 +74,7 @@ class Cassette:
         self.folder = folder
         self.models = models
         self._answers = answers
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -85,13 +85,7 @@ class Cassette:
         """
         if folder.exists() and not folder.is_dir():
             raise SettingsError([f"{folder} is not a cassette: it is not a folder"])
-        answers, models = folder / ANSWERS, folder / MODELS
-        try:
-            known = decode_json(read_regular(models), list[Model]) if models.exists() else []
-            kept = _decoded(answers) if answers.exists() else {}
-        except (OSError, msgspec.MsgspecError) as error:
-            raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
-        return cls(folder, kept, {model.id: model for model in known})
+        return cls(folder, *_read(folder))
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -107,13 +101,13 @@ class Cassette:
         :raises SettingsError: another process is appending to it
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = open_appending(self.folder / ANSWERS)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = open_appending(self.folder / ANSWERS)
         except BlockingIOError:
             raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
+        self._answers, known = _read(self.folder)  # another process may have added some until now
         self._file.truncate(_complete_bytes(self._file))
-        self.models |= {model.id: model for model in models}
+        self.models = known | {model.id: model for model in models}
         models_json = msgspec.json.format(msgspec.json.encode(list(self.models.values())))
         replace_file(self.folder / MODELS, models_json)
 
@@ -134,9 +128,18 @@ class Cassette:
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None, "the cassette is open"
-        self._file.write(line)
-        self._file.flush()
+        append(self._file, line)
         os.fsync(self._file.fileno())
+
+
+def _read(folder: Path) -> tuple[dict[str, KeptAnswer], dict[str, Model]]:
+    answers, models = folder / ANSWERS, folder / MODELS
+    try:
+        known = decode_json(read_regular(models), list[Model]) if models.exists() else []
+        kept = _decoded(answers) if answers.exists() else {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
+    return kept, {model.id: model for model in known}
 
 
 def _decoded(file: Path) -> dict[str, KeptAnswer]:
@@ -152,7 +155,7 @@ def _decoded(file: Path) -> dict[str, KeptAnswer]:
     return answers
 
 
-def _complete_bytes(file: BinaryIO) -> int:
+def _complete_bytes(file: FileIO) -> int:
     """Return the size of a file in bytes, excluding an incomplete last line."""
     end = file.seek(0, os.SEEK_END)
     while end:

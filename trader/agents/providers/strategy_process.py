@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
@@ -23,7 +24,7 @@ import msgspec
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn, storable
 from trader.agents.domain.models import Model
-from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX
+from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX, StrategyState
 from trader.agents.domain.tools import Decision, Holding, request_of
 from trader.agents.domain.view import SERIES_SHOWN, Shown, VariantLimits, View
 from trader.agents.providers.confinement import PACKAGE, bubblewrap, can_confine, kept, restrict
@@ -68,12 +69,15 @@ log = logging.getLogger("trader.agents")
 class StrategyStates(Protocol):
     """Stores the states of strategies."""
 
-    async def load(self, model_id: str) -> Any:
+    async def load(self, model_id: str) -> StrategyState | None:
         """Return the last saved state; None when there is none."""
         ...
 
-    async def save(self, model_id: str, state: Any, turn: Turn) -> None:
-        """Save the state after the decisions of a turn, before they are executed."""
+    async def save(self, state: Any, turn: Turn, replaced: datetime | None) -> datetime | None:
+        """Save the state after the decisions of a turn, before they are executed, in place of the one it came from.
+
+        Return its version; None, and save nothing, if the stored state is not of the version `replaced`.
+        """
         ...
 
 
@@ -114,6 +118,8 @@ class StrategyProcess:
     """A confined process with its loaded strategy; `start_strategy` makes one."""
 
     begun: Begun
+    version: datetime | None = None
+    """The version of the stored state, which the strategy has in its memory; None if none is stored."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, digest: str) -> None:
         assert process.stdin is not None
@@ -240,7 +246,14 @@ class StrategyProvider:
         return ()
 
     async def shown(self, model: Model) -> Shown:
-        """Return what the strategy wants to see. Raise `ProviderError`."""
+        """Return what the strategy wants to see. Raise `ProviderError`.
+
+        A process whose state is no longer the stored one ends first, as after a failed save or another leader's.
+        """
+        process = self._processes.get(model.id)
+        stored = None if self._states is None else await self._states.load(model.id)
+        if process is not None and process.version != (None if stored is None else stored.decided_at):
+            await self._end(model.id)
         return (await self._running(model)).begun.shown
 
     async def answer(self, turn: Turn) -> ModelAnswer:
@@ -251,11 +264,13 @@ class StrategyProvider:
             return ModelAnswer(text=None, calls=(), message={}, model=name)
         try:
             decided = await process.decide(turn.view)
-        except BaseException:
+            if self._states is not None and (decided.state is not None or process.version is not None):
+                process.version = await self._states.save(decided.state, turn, process.version)
+                if process.version is None:
+                    raise ProviderError("another process has changed the stored state of the strategy")
+        except BaseException:  # its memory is ahead of the stored state
             await self._end(turn.model.id)
             raise
-        if self._states is not None and decided.state is not None:
-            await self._states.save(turn.model.id, decided.state, turn)
         return ModelAnswer(text=decided.reason, calls=tuple(decided.calls), message={}, model=name)
 
     async def _running(self, model: Model) -> StrategyProcess:
@@ -265,10 +280,11 @@ class StrategyProvider:
                 await self._end(model.id)
                 process = None
             if process is None:
-                state = None if self._states is None else await self._states.load(model.id)
+                stored = None if self._states is None else await self._states.load(model.id)
                 configuration, limits = model.configuration, VARIANTS[model.variant].limits
-                begin = Begin(model.router_model_name, configuration.params, limits, state)
+                begin = Begin(model.router_model_name, configuration.params, limits, stored and stored.state)
                 process = await start_strategy(begin, network=configuration.network)
+                process.version = stored and stored.decided_at
                 self._processes[model.id] = process
             return process
 

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.agents.domain.models import Declared, Model, ModelConfiguration, ProviderDefinition
+from trader.agents.domain.strategy import StrategyState
 from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, part_of_row
@@ -187,24 +188,30 @@ async def select_model_activity(conn: Connection) -> dict[str, ModelActivity]:
     return {row["id"]: part_of_row(row, ModelActivity) for row in rows}
 
 
-SELECT_STRATEGY_STATE = "SELECT state FROM strategy_states WHERE model_id = $1"
+SELECT_STRATEGY_STATE = "SELECT state, decided_at FROM strategy_states WHERE model_id = $1"
 
 
-async def select_strategy_state(conn: Connection, model_id: str) -> Any:
+async def select_strategy_state(conn: Connection, model_id: str) -> StrategyState | None:
     """Return the state of a model's strategy; None when there is none."""
-    return await conn.fetchval(SELECT_STRATEGY_STATE, model_id)
+    row = await conn.fetchrow(SELECT_STRATEGY_STATE, model_id)
+    return None if row is None else StrategyState(**row)
 
 
 UPSERT_STRATEGY_STATE = """
-INSERT INTO strategy_states AS s (model_id, state, decided_at) VALUES ($1, $2, $3)
-ON CONFLICT (model_id) DO UPDATE SET state = excluded.state, decided_at = excluded.decided_at
-WHERE s.decided_at <= excluded.decided_at
+INSERT INTO strategy_states AS s (model_id, state, decided_at) VALUES ($1, coalesce($2, 'null'::jsonb), $3)
+ON CONFLICT (model_id) DO UPDATE SET state = excluded.state,
+    decided_at = greatest(excluded.decided_at, s.decided_at + interval '1 microsecond')
+WHERE s.decided_at = $4
+RETURNING decided_at
 """
 
 
-async def upsert_strategy_state(conn: Connection, model_id: str, state: Any, decided_at: datetime) -> None:
-    """Save the state of a model's strategy, unless the stored state is from a later decision."""
-    await conn.execute(UPSERT_STRATEGY_STATE, model_id, state, decided_at)
+async def upsert_strategy_state(
+    conn: Connection, model_id: str, state: Any, decided_at: datetime, replaced: datetime | None
+) -> datetime | None:
+    """Replace the state of this version (None: there is none), and return the new version; None if it is another."""
+    saved: datetime | None = await conn.fetchval(UPSERT_STRATEGY_STATE, model_id, state, decided_at, replaced)
+    return saved
 
 
 SELECT_HAS_KEYLESS_PROVIDER = """

@@ -4,14 +4,13 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final, Literal
+from typing import Final, Literal
 
 import aiohttp
 
 from trader.core.errors import MarketDataError
-from trader.core.files import SMALL_BYTES_MAX, open_appending, open_regular, read_regular
+from trader.core.files import SMALL_BYTES_MAX, append, open_appending, open_regular, read_regular
 from trader.market.sources.published import month_name
 
 BASE_URL: Final = "https://data.binance.vision"
@@ -122,12 +121,14 @@ class Downloader:
             if status == 200:
                 size = 0  # the whole file, despite the range request
             whole = size + (response.content_length or 0)
-            with _open(part, "ab" if size else "wb") as file:
+            with open_appending(part) as file:
+                if not size:
+                    file.truncate(0)
                 async for chunk in response.content.iter_any():
                     size += len(chunk)
                     if size > bytes_max:
                         raise MarketDataError(f"{url} has over {bytes_max:,} bytes.")
-                    file.write(chunk)
+                    append(file, chunk)
                     self._show(part.name.removesuffix(".part"), size, whole)
         return True
 
@@ -148,9 +149,3 @@ def _sha256(path: Path) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _open(part: Path, mode: Literal["ab", "wb"]) -> AbstractContextManager[BinaryIO]:
-    if mode == "wb":
-        part.unlink(missing_ok=True)
-    return open_appending(part)
