@@ -2,7 +2,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -96,6 +96,18 @@ async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
     broadcaster.unsubscribe(subscribers[7])
     assert len(broadcaster) == 49
     join(broadcaster)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60), st.integers(1, 6))
+def test_addresses_displace_each_other_only_until_they_have_equal_shares(arrivals: list[str], capacity: int) -> None:
+    broadcaster, accepted = Broadcaster("trades", capacity=capacity), 0
+    for address in arrivals:
+        newcomer = Subscriber(PLAIN, address=address)
+        with suppress(Unavailable):
+            broadcaster.add(newcomer)
+            accepted += 1
+    assert len(broadcaster) == min(capacity, accepted)
+    assert broadcaster.dropped == accepted - len(broadcaster) <= capacity, "no reader is displaced again and again"
 
 
 async def test_only_the_newest_state_is_kept() -> None:

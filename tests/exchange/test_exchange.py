@@ -69,6 +69,15 @@ async def test_latency_below_a_second_decides_which_book_an_order_meets(database
             assert [fill.price for fill in (await order).fills] == [Decimal(f"{mid}.1")]
 
 
+async def test_more_accounts_trade_at_once_than_one_statement_posts(venue: Venue) -> None:
+    """Each order is answered, without another one that would wake the ledger."""
+    names = [str(number) for number in range(70)]
+    await asyncio.gather(*map(venue.exchange.open_account, names))
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*(venue.buy("0.01", account_id=name) for name in names))
+    assert {answer.status for answer in answers} == {OrderStatus.FILLED}
+
+
 async def test_partial_closes_split_the_row_and_the_rest_stays_open(venue: Venue) -> None:
     await venue.buy("0.3", leverage=Decimal(7))
     await venue.see({"BTC": "95000"})
