@@ -1,8 +1,10 @@
 """Cadence and budgets: when a model decides, and what it may do once its daily budget is spent."""
 
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from operator import methodcaller
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +25,7 @@ from trader.agents.domain.prompt import estimated_tokens
 from trader.core.errors import ProviderTimeout
 from trader.database.pool import Database, Page
 
+NO_COST = Invocation(id=uuid4(), model_id="", status="completed", started_at=START, cost_usd=Decimal(0))
 PRICE = TokenPrice(input=1, cached=0.1, output=2)
 
 
@@ -235,8 +238,8 @@ async def test_unreported_tokens_are_estimated(database: Database) -> None:
 
 @pytest.mark.parametrize("seed", range(20 if is_nightly() else 3))
 async def test_what_is_kept_of_budgets_equals_a_fresh_computation(database: Database, seed: int) -> None:
-    """A new cycle drops what is kept, so within one moment it changes nothing."""
     chance, now = random.Random(seed), START
+    history: list[Callable[[Budgets], object]] = []
     shared = {"owner": "lab", "owner_budget_usd_per_day": 3}
     budgets = Budgets(database, Decimal(7), 20_000, 4_000)
 
@@ -250,30 +253,37 @@ async def test_what_is_kept_of_budgets_equals_a_fresh_computation(database: Data
 
     models = {name: model(name) for name in ("ada", "bob", "eve")}
     await budgets.begin_cycle(now, models)
-    for step in range(60):
+    for step in range(150):
         name = chance.choice([*models])
         chosen = models[name]
         match chance.choice(["reserve", "settle", "compare", "cycle"]):
             case "reserve":
                 alone = Budgets(database, Decimal(1_000), 20_000, 4_000)
                 await alone.begin_cycle(now, models)
-                budgets.compare(chosen, Decimal(1), Decimal(1))  # the provider charges as the price says
-                alone.compare(chosen, Decimal(1), Decimal(1))
                 if (tokens := budgets.reserve(chosen)) is not None and alone.reserve(chosen) == 20_000:
                     assert (budgets.reserved(chosen) or 0) / tokens >= (alone.reserved(chosen) or 0) / 20_000
             case "settle":
-                cost = Decimal(chance.choice(["0.01", "0.3"]))
+                cost = Decimal(chance.choice(["0.1", "0.4"]))
                 ended = Invocation(id=uuid4(), model_id=name, status="completed", started_at=now, cost_usd=cost)
-                budgets.settle(ended)
+                history.append(methodcaller("settle", ended))
+                history[-1](budgets)
             case "compare":
-                budgets.compare(chosen, Decimal(chance.randint(1, 30)), Decimal(10))
+                history.append(methodcaller("compare", chosen, Decimal(chance.randint(1, 30)), Decimal(10)))
+                history[-1](budgets)
             case "cycle":
+                for each in models:  # every invocation has ended
+                    history.append(methodcaller("settle", replace(NO_COST, model_id=each, started_at=now)))
+                    history[-1](budgets)
                 now += timedelta(minutes=chance.choice([1, 60, 200]))
                 models = {**models, name: model(name)}
                 await budgets.begin_cycle(now, models)
+                fresh = Budgets(database, Decimal(7), 20_000, 4_000)
+                await fresh.begin_cycle(now, models)
+                for act in history:
+                    act(fresh)
+                assert budgets.states(models) == fresh.states(models), step
         known = budgets.states(models)
-        assert known == budgets.states(models)
-        await budgets.begin_cycle(now, models)
+        await budgets.begin_cycle(now, models)  # which drops what is kept
         assert known == budgets.states(models), step
 
 
