@@ -152,20 +152,22 @@ NOTICE: Final = Notice(state="firing", cause=AlarmCause("database"), text="", at
 
 
 class HeldSink:
-    """A sink that answers once the test lets it; `error` is what it answers."""
+    """A sink that answers once the test lets it; `error` is what it answers so many times, or always."""
 
     name = "held"
 
     def __init__(self) -> None:
         self.let = asyncio.Event()
         self.error: Exception | None = None
+        self.failures_left = 1_000_000
         self.received: list[str] = []
         self.tries = 0
 
     async def send(self, notice: Notice) -> None:
         self.tries += 1
         await self.let.wait()
-        if self.error is not None:
+        if self.error is not None and self.failures_left:
+            self.failures_left -= 1
             raise self.error
         self.received.append(notice.text)
 
@@ -186,6 +188,21 @@ async def queues_notices(count: int, patch: pytest.MonkeyPatch, _: Path) -> bool
     assert sink.received == kept
     await outlet.close(0)
     return outlet.outcomes["dropped"] == 0
+
+
+async def sends_after(failures: int, *_: object) -> bool:
+    """Each row of failures begins with the first pause, here none; the second one is longer than any test."""
+    sink = HeldSink()
+    sink.let.set()
+    outlet = Outlet(sink, lambda: 0.0, (0.0, 1000.0))
+    for row in (1, failures):
+        sink.error, sink.failures_left = SinkUnavailable("away"), row
+        outlet.put(NOTICE)
+        await until(lambda: not sink.failures_left)
+        await turns(20)
+    is_sent = not len(outlet)
+    await outlet.close(0)
+    return is_sent
 
 
 async def tries_again(ms: int, *_: object) -> bool:
@@ -418,6 +435,7 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "operations: requests of a key after an hour": (5, lambda n, *_: takes_tokens(n, idle_s=3600)),
     "operations: requests of a key whose limit was raised": (5, admits_after_change),
     "operations: notices that wait for a sink": (3, queues_notices),
+    "operations: failures before a longer pause": (1, sends_after),
     "operations: how long a sink is tried again": (599_999, tries_again),
     "operations: how long a condition is no alarm": (4999, lambda n, *_: not look((0, True), (n / 1000, True))),
     "operations: how often a condition is no alarm": (

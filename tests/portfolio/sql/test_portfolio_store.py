@@ -27,14 +27,16 @@ on_a_database = settings(
 )
 
 snapshots_of_any = st.builds(
-    lambda account, minute, millisecond, value, number: make_snapshot(
-        account, START + minute * MINUTE + timedelta(milliseconds=millisecond), value, number=number
+    lambda account, minute, millisecond, value, number, leverage: msgspec.structs.replace(
+        make_snapshot(account, START + minute * MINUTE + timedelta(milliseconds=millisecond), value, number=number),
+        leverage=leverage,
     ),
     account=st.sampled_from(ACCOUNTS),
     minute=st.integers(0, SPAN_MINUTES),
     millisecond=st.sampled_from([0, 1, 59_999]),
     value=st.decimals("0", "1000000", places=10),
     number=st.integers(1, 2),
+    leverage=st.sampled_from([0.5, 1.0, 3.0]),
 )
 
 
@@ -76,7 +78,8 @@ ORDER BY 2, m.variant
 PLAIN_HOURLY = """
 SELECT account_id, date_trunc('hour', created_at, 'UTC') AS hour,
        (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total, count(*) AS count,
-       (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at
+       (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at,
+       max(leverage) AS leverage
 FROM portfolio_snapshots
 GROUP BY account_id, hour
 ORDER BY account_id, hour
@@ -102,7 +105,7 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
         finally:
             await rolled_back.rollback()
     assert hours == expected
-    columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
+    columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at", "leverage")
     assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
 
@@ -265,7 +268,7 @@ async def test_two_writers_of_the_same_hours_do_not_deadlock(database: Database)
     async with database.connection() as conn:
         hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
         plain = await conn.fetch(PLAIN_HOURLY)
-        columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
+        columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at", "leverage")
         assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
         hours = [tuple(row) for row in await store.select_variant_hours(conn, START)]
         assert hours == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
