@@ -100,14 +100,17 @@ async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
 
 @given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60), st.integers(1, 6))
 def test_addresses_displace_each_other_only_until_they_have_equal_shares(arrivals: list[str], capacity: int) -> None:
-    broadcaster, accepted = Broadcaster("trades", capacity=capacity), 0
+    broadcaster, accepted = Broadcaster("trades", capacity=capacity), list[Subscriber]()
     for address in arrivals:
         newcomer = Subscriber(PLAIN, address=address)
         with suppress(Unavailable):
             broadcaster.add(newcomer)
-            accepted += 1
-    assert len(broadcaster) == min(capacity, accepted)
-    assert broadcaster.dropped == accepted - len(broadcaster) <= capacity, "no reader is displaced again and again"
+            accepted.append(newcomer)
+    assert len(broadcaster) == min(capacity, len(accepted))
+    assert broadcaster.dropped == len(accepted) - len(broadcaster) <= capacity, "no reader is displaced again and again"
+    for address in "abc":
+        ended = [each.ended for each in accepted if each.address == address]
+        assert ended == sorted(ended, reverse=True), "the oldest of an address gives way"
 
 
 async def test_only_the_newest_state_is_kept() -> None:
