@@ -140,9 +140,9 @@ def takes_tokens(count: int, *, idle_s: float = 0.0) -> bool:
     return [bucket.take(idle_s) for _ in range(count)][-1] == 0
 
 
-def admits_after_change(count: int, *_: object) -> bool:
+def admits_after_change(count: int, *unused: object) -> bool:
     """The limit of a key that an operator changes is the new one at once."""
-    access, (_, key) = Access(None, None), issue(AGENT_MARK, "a", START, ("read",), requests=2)
+    access, key = Access(None, None), issue(AGENT_MARK, "a", START, ("read",), requests=2)[1]
     access.admit(Caller(key))
     changed = Caller(msgspec.structs.replace(key, requests_per_minute=5))
     return not any(refuses(TooManyRequests, lambda: access.admit(changed)) for _ in range(count))
@@ -223,7 +223,8 @@ DATABASE: Final = Alarm(AlarmCause("database"), "away")
 
 def look(*looks: tuple[float, bool]) -> list[str]:
     """Return the states of the notices after looks at these seconds, each with whether the condition held."""
-    state, said = AlarmState(), []
+    state = AlarmState()
+    said: list[str] = []
     for now_s, holds in looks:
         state, due = alarm_rules.look(state, [DATABASE] if holds else [], START, now_s)
         said += [notice.state for notice in due]
@@ -275,16 +276,16 @@ def shows_answers(sizes: list[int], each_max: int, most: int) -> bool:
     return len(answers_of(made, payload, each_max, most)) == len(sizes)
 
 
-def is_silent(failures: int, *_: object) -> bool:
+def is_silent(failures: int, *unused: object) -> bool:
     model, counted = make_model("m"), ConsecutiveFailures()
     for _ in range(failures):
         counted.add(Invocation(id=uuid4(), model_id="m", status="failed", started_at=START, failure_reason="it broke"))
     return not counted.failing([model])
 
 
-def gives_slots(count: int, *_: object) -> bool:
+def gives_slots(count: int, *unused: object) -> bool:
     slots, model = Slots(2), make_model("m")
-    for _ in range(count):
+    for _number in range(count):
         slots.add(QueuedModel(model, Batch(("m",)), START))
     return [slots.take(slot_name(model)) for _ in range(count)][-1] is not None
 
@@ -404,7 +405,7 @@ def resumes(missed: int, *_: object) -> bool:
     return events[0].name != "reset"
 
 
-async def gathers(count: int, *_: object) -> bool:
+async def gathers(count: int, *unused: object) -> bool:
     stream, subscriber = EventBroadcaster("w", EventRing(lambda name: name.encode())), Subscriber()
     stream.add(subscriber)
     subscriber.take()
