@@ -28,7 +28,6 @@ def live_pair(operation: str, actor: str) -> str:
 TERMS: Final = "interleavings/test_terms.py"
 SEEN: Final = "exchange/test_seen_ticks.py"
 SAFETY: Final = "exchange/test_safety.py"
-ANSWERS: Final = "api/test_kept_answers.py"
 AT_ONCE: Final = "exchange/test_exchange.py::test_more_accounts_trade_at_once_than_one_statement_posts"
 BUDGETS: Final = "agents/test_budgets.py::test_what_is_kept_of_budgets_equals_a_fresh_computation"
 CANDLES: Final = "market/test_market_candles.py"
@@ -37,7 +36,6 @@ LIMITS: Final = "test_limits.py"
 MEMORY: Final = "exchange/test_exchange.py::test_memory_versions_and_depth_equal_the_rows_after_any_history"
 MINUTES: Final = "market/test_recorded_candles.py"
 READERS: Final = "api/test_broadcast.py"
-RELAY: Final = "database/test_relay.py"
 ROLLUPS: Final = "portfolio/sql/test_portfolio_store.py"
 RUNS: Final = "portfolio/test_analytics.py::test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history"
 TOKENS: Final = "api/test_kept_answers.py::test_each_change_alters_the_tokens_of_what_it_changes"
@@ -98,16 +96,10 @@ _KINDS: Final = (
     Mutant("a model is reported at its fourth failure", "three are allowed", "agents/model_warnings.py", [("failing.in_a_row >= FAILURES_MAX", "failing.in_a_row > FAILURES_MAX")], [LIMITS]),
     Mutant("one more invocation than there are slots runs", "the limit is the most that wait", "agents/slots.py", [("self._taken[name] >= self._size_for(queue[0].model)", "self._taken[name] > self._size_for(queue[0].model)")], [LIMITS]),
     Mutant("a cooldown does not grow", "each refusal is new", "agents/providers/keys.py", [("cooldown.next_s = min(asked_s * 2, refusal.longest_s)", "cooldown.next_s = min(asked_s, refusal.longest_s)")], [LIMITS]),
-    Mutant("the count of a variant's hour begins again", "the statement counts", "portfolio/sql/snapshots.py", [("count = v.count + excluded.count", "count = excluded.count")], [ROLLUPS]),
-    Mutant("an hour belongs to the run that began it", "a run does not end within an hour", "portfolio/sql/snapshots.py", [("    SET run_id = CASE WHEN s.last_at > h.last_at THEN s.run_id ELSE h.run_id END,\n        total = h.total + s.total", "    SET run_id = h.run_id,\n        total = h.total + s.total")], [ROLLUPS]),
     Mutant("a file of exactly the largest size is refused", "it is too large", "core/files.py", [("facts.st_size <= bytes_max:", "facts.st_size < bytes_max:")], [LIMITS]),
     Mutant("a line of exactly the largest size is refused", "it is too long", "core/files.py", [("if len(line) > LINE_BYTES_MAX:", "if len(line) >= LINE_BYTES_MAX:")], [LIMITS]),
     Mutant("tables may be nested one deeper", "the outermost is none", "settings/toml_lines.py", [("_is_flat(values, DEPTH_MAX)", "_is_flat(values, DEPTH_MAX + 1)")], [LIMITS]),
-    Mutant("one more event is relayed than may be", "the last one fits", "database/relay.py", [("len(self._waiting) < EVENTS_MAX", "len(self._waiting) <= EVENTS_MAX")], [RELAY]),
     Mutant("the last moment of an input is refused", "it is after the end", "core/clock.py", [("if not EPOCH <= utc <= INPUT_TIME_MAX:", "if not EPOCH <= utc < INPUT_TIME_MAX:")], [LIMITS]),
-    Mutant("a follower learns of models every ten seconds only", "they seldom change", "composition/leadership.py", [("if known is None or changes.models != known.models or is_due:", "if known is None or is_due:")], [ANSWERS]),
-    Mutant("a follower keeps histories after a snapshot", "the minute ends them", "composition/leadership.py", [("if known is None or changes.snapshots != known.snapshots:", "if known is None:")], [ANSWERS]),
-    Mutant("changed models keep their version", "their number is the same", "agents/services.py", [("            if known != self._models:\n", "            if known.keys() != self._models.keys():\n")], [ANSWERS]),
     Mutant("a rearranged row of the wire is cut at the wrong end", "the last ones are the newest", "api/broadcast.py", [("islice(self._events, seen - kept_from, None)", "islice(self._events, seen - kept_from + 1, None)")], [LIMITS]),
 )
 # fmt: on
