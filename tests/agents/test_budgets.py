@@ -1,22 +1,31 @@
 """Cadence and budgets: when a model decides, and what it may do once its daily budget is spent."""
 
+import random
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from operator import methodcaller
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.records import make_model
+from support.run_profile import is_nightly
+from support.scripted import START
 from support.trading_floor import Floor, calling, hang, hold, open_floor, opening
 from support.waiting import until
 
-from trader.agents.budgets import ASSUMED_PRICE
+from trader.agents.budgets import ASSUMED_PRICE, Budgets
 from trader.agents.domain.conversation import ModelAnswer, Turn
-from trader.agents.domain.models import ModelConfiguration, TokenPrice
+from trader.agents.domain.invocations import Invocation
+from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
 from trader.agents.domain.prompt import estimated_tokens
 from trader.core.errors import ProviderTimeout
 from trader.database.pool import Database, Page
 
+NO_COST = Invocation(id=uuid4(), model_id="", status="completed", started_at=START, cost_usd=Decimal(0))
 PRICE = TokenPrice(input=1, cached=0.1, output=2)
 
 
@@ -225,6 +234,57 @@ async def test_unreported_tokens_are_estimated(database: Database) -> None:
         floor.agents.budgets.forget()
         await floor.agents.budgets.follow(floor.clock.now(), floor.models.by_id)
         assert floor.agents.budgets.states(floor.models.by_id) == states, "as the rows say"
+
+
+@pytest.mark.parametrize("seed", range(20 if is_nightly() else 3))
+async def test_what_is_kept_of_budgets_equals_a_fresh_computation(database: Database, seed: int) -> None:
+    chance, now = random.Random(seed), START
+    history: list[Callable[[Budgets], object]] = []
+    shared = {"owner": "lab", "owner_budget_usd_per_day": 3}
+    budgets = Budgets(database, Decimal(7), 20_000, 4_000)
+
+    def model(name: str) -> Model:
+        price = TokenPrice(input=chance.choice([1, 3, 15]), output=chance.choice([2, 60]))
+        limit = chance.choice([{}, {"budget_usd_per_day": 1}, {"when_spent": "manage", "budget_usd_per_day": 0.5}])
+        every = chance.choice(["1m", "15m", "4h"])
+        owner = shared if name != "eve" else {}
+        configuration = ModelConfiguration(price=price, every=every, **owner, **limit)  # type: ignore[arg-type]
+        return msgspec.structs.replace(make_model(name), provider="fake", configuration=configuration)
+
+    models = {name: model(name) for name in ("ada", "bob", "eve")}
+    await budgets.begin_cycle(now, models)
+    for step in range(150):
+        name = chance.choice([*models])
+        chosen = models[name]
+        match chance.choice(["reserve", "settle", "compare", "cycle"]):
+            case "reserve":
+                alone = Budgets(database, Decimal(1_000), 20_000, 4_000)
+                await alone.begin_cycle(now, models)
+                if (tokens := budgets.reserve(chosen)) is not None and alone.reserve(chosen) == 20_000:
+                    assert (budgets.reserved(chosen) or 0) / tokens >= (alone.reserved(chosen) or 0) / 20_000
+            case "settle":
+                cost = Decimal(chance.choice(["0.1", "0.4"]))
+                ended = Invocation(id=uuid4(), model_id=name, status="completed", started_at=now, cost_usd=cost)
+                history.append(methodcaller("settle", ended))
+                history[-1](budgets)
+            case "compare":
+                history.append(methodcaller("compare", chosen, Decimal(chance.randint(1, 30)), Decimal(10)))
+                history[-1](budgets)
+            case "cycle":
+                for each in models:  # every invocation has ended
+                    history.append(methodcaller("settle", replace(NO_COST, model_id=each, started_at=now)))
+                    history[-1](budgets)
+                now += timedelta(minutes=chance.choice([1, 60, 200]))
+                models = {**models, name: model(name)}
+                await budgets.begin_cycle(now, models)
+                fresh = Budgets(database, Decimal(7), 20_000, 4_000)
+                await fresh.begin_cycle(now, models)
+                for act in history:
+                    act(fresh)
+                assert budgets.states(models) == fresh.states(models), step
+        known = budgets.states(models)
+        await budgets.begin_cycle(now, models)  # which drops what is kept
+        assert known == budgets.states(models), step
 
 
 @pytest.mark.parametrize(("own", "warned"), [("0.81", 0), ("1.19", 0), ("0.8", 1), ("1.2", 1), ("9", 1)])

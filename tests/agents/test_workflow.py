@@ -4,16 +4,20 @@ import asyncio
 import zlib
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import orjson
 import pytest
-from support.scripted import START
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.manual_clock import ManualClock
+from support.scripted import START, make_settings
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, results_seen, run_one
 
 from trader.agents.domain.invocations import invocation_id
 from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.observer import Observer
 from trader.agents.sql.invocations import select_payloads, select_steps
 from trader.agents.variants import VARIANTS
 from trader.core.clock import iso
@@ -22,7 +26,9 @@ from trader.core.events import ConversationsChanged
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database, Page
 from trader.exchange.domain.orders import Side
-from trader.market.domain.markets import Quote
+from trader.market.domain.markets import Interval, Quote
+from trader.market.feed import MarketFeed
+from trader.market.sources.synthetic import SyntheticSource
 
 # --- actions of a run -------------------------------------------------------------------------------------------------
 
@@ -399,3 +405,22 @@ async def test_no_model_thinks_beyond_the_end_of_a_recording(database: Database)
         await asyncio.wait_for(floor.idle(), 5)
         (record,) = await floor.invocations.finished(page=Page(1))
         assert "30 s old" in record.tool_calls[0].metadata["results"][0]["reason"]
+
+
+SOURCE = SyntheticSource(3, ("BTC",))
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 59, 301, 2000]), st.sampled_from(["5m", "1h"])), min_size=4, max_size=6))
+@settings(max_examples=8)
+def test_kept_indicators_equal_a_fresh_computation(steps: list[tuple[int, Interval]]) -> None:
+    async def check() -> None:
+        clock, unused = ManualClock(START), cast("Any", None)
+        market = MarketFeed(SOURCE, clock)
+        kept = Observer(unused, unused, market, make_settings())
+        for passed_s, interval in steps:
+            clock.set_by(timedelta(seconds=passed_s))
+            fresh = Observer(unused, unused, market, make_settings())
+            known = await kept.indicators("BTC", interval, clock.now())
+            assert known == await fresh.indicators("BTC", interval, clock.now())
+
+    asyncio.run(check())

@@ -2,7 +2,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -84,6 +84,21 @@ async def taken(subscriber: Subscriber) -> bytes:
 def test_frames_are_server_sent_events() -> None:
     assert frame(b"[]") == b"data: []\n\n"
     assert frame(b"{}", "batch:complete") == b"event: batch:complete\ndata: {}\n\n"
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60), st.integers(1, 6))
+def test_addresses_displace_each_other_only_until_they_have_equal_shares(arrivals: list[str], capacity: int) -> None:
+    broadcaster, accepted = Broadcaster("trades", capacity=capacity), list[Subscriber]()
+    for address in arrivals:
+        newcomer = Subscriber(PLAIN, address=address)
+        with suppress(Unavailable):
+            broadcaster.add(newcomer)
+            accepted.append(newcomer)
+    assert len(broadcaster) == min(capacity, len(accepted))
+    assert broadcaster.dropped == len(accepted) - len(broadcaster) <= capacity, "no reader is displaced again and again"
+    for address in "abc":
+        ended = [each.ended for each in accepted if each.address == address]
+        assert ended == sorted(ended, reverse=True), "the oldest of an address gives way"
 
 
 async def test_only_the_newest_state_is_kept() -> None:

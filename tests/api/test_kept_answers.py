@@ -19,7 +19,6 @@ from support.run_profile import is_nightly
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.served import AppClient, call, make_app
 from support.service_context import make_context
-from support.venue import make_exchange
 from support.waiting import turns, until
 
 from trader.agents.providers.providers import Providers, RuleProvider
@@ -37,7 +36,9 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.database.relay import RelayReader, upsert_relay
 from trader.exchange.accounts import Accounts
+from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.paper import PaperExchange
 from trader.exchange.read_only import ReadOnlyExchange
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
@@ -60,15 +61,20 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
     ("analytics.getLeaderboard", [{}, {"window": "24h", "sortBy": "maxDrawdown"}]),
     ("trading.getPortfolioHistory", [{}, {"modelId": "m1"}, {"startDate": "2025-01-01T12:00:30Z", "maxPoints": 100}]),
     ("trading.getEquityCurves", [{}, {"variant": "Apex", "points": 50}]),
+    ("analytics.getComparison", [{"modelId": "m1", "against": "m2"}]),
+    ("analytics.getBehaviour", [{"modelId": "m1"}, {"modelId": "m2"}]),
+    ("analytics.getTradeTotals", [{"by": "market"}, {"by": "day", "modelId": "m1"}]),
+    ("variants.getVariants", [{}]),
 ]
 
 
 class PaperBench:
     """A service with cached answers, its changes, and its expected answers."""
 
-    def __init__(self, context: Context, database: Database, client: AppClient) -> None:
+    def __init__(self, context: Context, database: Database, client: AppClient, parts: tuple[Any, Any, Any]) -> None:
         self.context = context
         self.database = database
+        self.source, self.exchange, self.accounts = parts
         self.post = partial(call, client)
         self.clock: Any = context.clock
         self.prices = {"BTC": 94000, "ETH": 3300}
@@ -92,6 +98,10 @@ class PaperBench:
     async def see(self, chance: random.Random) -> None:
         self.prices = {symbol: max(100, price + chance.randint(-300, 300)) for symbol, price in self.prices.items()}
         await self.clock.advance(timedelta(seconds=1))
+        await self.see_prices()
+
+    async def see_prices(self, **prices: int) -> None:
+        self.prices |= prices
         tick = make_tick(self.clock.now(), {symbol: str(price) for symbol, price in self.prices.items()})
         untyped: Any = self.context.market
         await untyped.take(tick, self.context.exchange.on_tick)
@@ -116,6 +126,11 @@ class PaperBench:
     async def wait(self, chance: random.Random) -> None:
         await self.clock.advance(timedelta(seconds=chance.choice([1, 40, 4000])))
 
+    async def decide(self, _: random.Random) -> None:
+        """The models decide: what they did is recorded, though most hold."""
+        await self.context.agents.start_batch(self.clock.now())
+        await until(lambda: not self.context.agents.running())
+
     async def rename(self, chance: random.Random) -> None:
         """A script writes a model; the service loads it in its next cycle."""
         model = make_model(chance.choice(["m1", "m2", "m3"]), chance.choice(list(VariantId)))
@@ -136,7 +151,8 @@ class PaperBench:
 async def desk(database: Database) -> AsyncIterator[PaperBench]:
     clock, source, settings, events = ManualClock(START), ScriptedSource(), make_settings(), EventBus()
     market = MarketFeed(source, clock)
-    exchange = make_exchange(database, market, clock, settings, events)
+    accounts = Accounts(database, LedgerWriter(database), events)
+    exchange = PaperExchange(database, market, clock, settings, accounts, Halts(database, clock, events))
     await exchange.lead()
     async with database.connection() as conn:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
@@ -147,7 +163,7 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
     )
     await context.agents.start()
     async with TestClient(TestServer(make_app(context=context))) as client:
-        yield PaperBench(context, database, client)
+        yield PaperBench(context, database, client, (source, exchange, accounts))
     await exchange.resign()
 
 
@@ -195,7 +211,7 @@ async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) 
     await desk.see(chance)
     await desk.snapshot(chance)
     reader = Reader(desk)
-    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset]
+    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset, desk.decide]
     try:
         for _ in range(25):
             act = chance.choice(acts)
@@ -224,17 +240,90 @@ async def test_read_after_write_is_never_stale(desk: PaperBench, seed: int) -> N
     await desk.see(chance)
     await desk.snapshot(chance)
     acts: list[Callable[[random.Random], Awaitable[None]]]
-    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset]
+    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset, desk.decide]
     for _ in range(40):
         act = chance.choice(acts)
         if act in (desk.order, desk.reset):
             await desk.see(chance)  # a price to trade on
             # Readers during the write may get either state; readers after it must not get the old one.
-            await asyncio.gather(act(chance), *(desk.post(name, {}) for name, _ in READS))
+            await asyncio.gather(act(chance), *(desk.post(name, inputs[0]) for name, inputs in READS))
         else:
             await act(chance)
         for _ in range(3):
             await desk.read(chance)
+
+
+@pytest.mark.usefixtures("desk")
+def test_every_cached_answer_is_read() -> None:
+    assert {name for name, declared in REGISTRY.procedures.items() if declared.token} == {name for name, _ in READS}
+
+
+async def change_nothing(_: PaperBench) -> None:
+    pass
+
+
+async def wait_a_minute(desk: PaperBench) -> None:
+    await desk.clock.advance(timedelta(minutes=1))
+
+
+async def report_trouble(desk: PaperBench) -> None:
+    desk.source.troubles["BTC"] = "halted by the venue"
+
+
+async def change_model(desk: PaperBench) -> None:
+    async with desk.database.connection() as conn:
+        await upsert_model(conn, make_model("m1", VariantId.SOVEREIGN))
+    await desk.context.models.reload()
+
+
+async def end_term(desk: PaperBench) -> None:
+    await desk.exchange.resign()
+    await desk.exchange.lead()
+
+
+async def remove_account(desk: PaperBench) -> None:
+    assert await desk.exchange.remove_account("manual")
+
+
+async def lose_acknowledgement(desk: PaperBench) -> None:
+    """What an account is after it was reread may differ from what was answered while it was in doubt."""
+    desk.accounts.mark_missed("manual")
+    await desk.accounts.settle("manual")
+
+
+ORDER: dict[str, object] = {"accountId": "manual", "symbol": "BTC", "side": "buy", "quantity": 0.01}
+ACCOUNTS = {"positions", "trades", "rankings", "evidence"}
+HISTORIES = {"histories", "rankings", "evidence"}
+CHANGES: dict[str, tuple[Callable[[PaperBench], Awaitable[object]], set[str]]] = {
+    "nothing": (change_nothing, set()),
+    "a price": (lambda desk: desk.see_prices(BTC=94001), {"prices", "positions", "rankings"}),
+    "a trouble": (report_trouble, {"prices"}),
+    "a minute, which makes prices old": (
+        lambda desk: desk.clock.advance(timedelta(minutes=1)),
+        {"prices", "trades", *HISTORIES},
+    ),
+    "an order": (lambda desk: desk.post("simulator.placeOrder", ORDER), ACCOUNTS),
+    "an account": (lambda desk: desk.context.exchange.open_account("newcomer"), ACCOUNTS),
+    "an account less": (remove_account, ACCOUNTS),
+    "an account read again": (lose_acknowledgement, ACCOUNTS),
+    "a model": (change_model, {*ACCOUNTS, *HISTORIES}),
+    "a snapshot": (lambda desk: desk.context.portfolio.take_snapshots(desk.clock.now()), HISTORIES),
+    "an invocation": (lambda desk: desk.decide(random.Random(0)), {"rankings", "evidence"}),
+    "a term": (end_term, {*ACCOUNTS, *HISTORIES}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_each_change_alters_the_tokens_of_what_it_changes(desk: PaperBench, change: str) -> None:
+    tokens = {
+        token: token.__name__.removesuffix("_token") for each in REGISTRY.procedures.values() if (token := each.token)
+    }
+    await desk.see_prices()
+    await desk.context.exchange.open_account("manual")
+    act, changed = CHANGES[change]
+    before = {name: token(desk.context) for token, name in tokens.items()}
+    await act(desk)
+    assert {name for token, name in tokens.items() if token(desk.context) != before[name]} == changed
 
 
 async def test_a_repeated_call_is_computed_once(desk: PaperBench) -> None:

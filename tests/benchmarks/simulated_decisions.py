@@ -15,8 +15,8 @@ from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import execute
 from trader.agents.record import InvocationRecord, StartedCall
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.session import AccountSession
 from trader.backtest.market import BacktestMarket
+from trader.backtest.session import AccountSession
 from trader.core.money import floor_to
 from trader.exchange.domain.account import equity
 from trader.exchange.domain.orders import Side

@@ -2,25 +2,38 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
-from support.scripted import START, ScriptedSource
+from support.run_profile import is_nightly
+from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running, without_depth
 from support.waiting import becomes
 
 from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
-from trader.core.events import PositionsChanged
+from trader.core.events import EventBus, PositionsChanged
 from trader.core.money import format_decimal
 from trader.database.pool import Connection, Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account, all_taken
 from trader.exchange.domain.halts import HaltCause
 from trader.exchange.domain.orders import OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
-from trader.exchange.sql.accounts import Deletion, delete_account
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.sql.accounts import DatabaseIdentity, Deletion, delete_account
+from trader.market.domain.markets import Tick
+
+
+def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
+    """Ticks at seconds after START, each with the mids of its markets."""
+    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
+
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -59,6 +72,58 @@ async def test_latency_below_a_second_decides_which_book_an_order_meets(database
             assert not order.done()
             await venue.see({"BTC": mid}, after_s=1 - clock.now().microsecond / 1_000_000)
             assert [fill.price for fill in (await order).fills] == [Decimal(f"{mid}.1")]
+
+
+async def test_more_accounts_trade_at_once_than_one_statement_posts(venue: Venue) -> None:
+    """Each order is answered, without another one that would wake the ledger."""
+    names = [str(number) for number in range(70)]
+    await asyncio.gather(*map(venue.exchange.open_account, names))
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*(venue.buy("0.01", account_id=name) for name in names))
+    assert {answer.status for answer in answers} == {OrderStatus.FILLED}
+
+
+@pytest.mark.parametrize("seed", range(20 if is_nightly() else 2))
+async def test_memory_versions_and_depth_equal_the_rows_after_any_history(database: Database, seed: int) -> None:
+    """So do a follower's; and neither changes an account without a new version, by which others keep what they read."""
+    chance, price = random.Random(seed), 94_000
+    async with running(database, ScriptedSource(), ManualClock(START), SHARED_DEPTH="on") as venue:
+        await venue.see(QUIET)
+        followed = Accounts(database, LedgerWriter(database), EventBus())
+        known: dict[Accounts, tuple[int, Mapping[str, Account]]] = {}
+        for _ in range(40):
+            name = chance.choice("abcd")
+            match chance.choice(
+                ["order", "order", "limit", "tick", "tick", "reset", "remove", "open", "doubt", "term"]
+            ):
+                case "order":
+                    await asyncio.gather(venue.buy("0.5", account_id=name), venue.sell("0.7", account_id="a"))
+                case "limit":
+                    await venue.buy("0.1", account_id=name, type=OrderType.LIMIT, limit_price=Decimal(price - 50))
+                case "tick":
+                    price += chance.randint(-100, 100)
+                    await venue.see({"BTC": str(price)}, after_s=chance.choice([1, 5]))
+                case "reset":
+                    await venue.exchange.reset_account("a")
+                case "open":
+                    await venue.exchange.open_account(f"new-{name}")
+                case "remove":
+                    await venue.exchange.remove_account(f"new-{name}")
+                case "doubt":  # its last commit was not confirmed
+                    venue.accounts.mark_missed("a")
+                    await venue.accounts.settle("a")
+                case "term":
+                    await venue.exchange.resign()
+                    await venue.exchange.lead()
+            await agree_with_rows(venue)
+            await followed.follow(DatabaseIdentity(venue.market.identity, "simulated"))
+            for accounts in (venue.accounts, followed):
+                version, before = known.get(accounts, (-1, {}))
+                assert accounts.version > version or dict(accounts.by_id) == before
+                known[accounts] = accounts.version, dict(accounts.by_id)
+            ours, theirs = (map(without_depth, each.by_id.values()) for each in (venue.accounts, followed))
+            assert sorted(ours, key=itemgetter("id")) == sorted(theirs, key=itemgetter("id"))
+            assert venue.accounts.taken("a") == all_taken(venue.accounts.by_id.values())
 
 
 async def test_the_same_client_order_id_trades_once(venue: Venue) -> None:

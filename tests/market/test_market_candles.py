@@ -4,11 +4,15 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.feed import START, ScriptedSource
 from support.manual_clock import ManualClock
+from support.run_profile import is_nightly
 from support.waiting import turns
 
 from trader.core.errors import MarketUnavailable
+from trader.market.domain.markets import Candle, Interval, Tick
 from trader.market.feed import MarketFeed
 
 
@@ -65,6 +69,48 @@ async def test_a_candle_that_a_venue_publishes_late_is_not_missed() -> None:
     candles = await market.candles("BTC", "1m", 10)
     assert len(candles) == 10
     assert len({candle.open_time for candle in candles}) == 10
+
+
+class LateSource(ScriptedSource):
+    """A source whose candles are made of their times; those of the last minutes are late."""
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        candles = await super().candles(symbol, interval, start, end)
+        return [each._replace(volume=each.open_time.timestamp()) for each in candles]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 20, 61, 300, 7200, -90, -310, -4000]),  # how far the clock goes, in seconds
+            st.sampled_from([0, 0, 0, 1, 3]),  # how many minutes the source is late
+            st.sampled_from([1, 2, 7, 30]),
+        ),
+        min_size=4,
+        max_size=12,
+    )
+)
+@settings(max_examples=200 if is_nightly() else 40)
+def test_kept_candles_equal_those_of_a_fresh_feed(steps: list[tuple[int, int, int]]) -> None:
+    async def check() -> None:
+        clock, source = ManualClock(START), LateSource()
+        kept = MarketFeed(source, clock)
+        for passed, late, count in steps:
+            clock.set_by(timedelta(seconds=passed))
+            source.late = timedelta(minutes=late)
+            await kept.take(Tick(clock.now(), {}), no_one)  # by which the feed learns that the clock was set back
+            read = await kept.candles("BTC", "1m", count)
+            fresh = await MarketFeed(source, clock).candles("BTC", "1m", count)
+            known = [each for each in read if each.open_time <= max([one.open_time for one in fresh], default=START)]
+            assert known[-len(fresh) :] == fresh if fresh else True
+            assert [each.open_time for each in read] == sorted({each.open_time for each in read})
+            assert all(clock.now() - each.open_time >= timedelta(minutes=1) for each in read)
+            assert len(read) <= count
+
+    asyncio.run(check())
+
+
+async def no_one(_: Tick) -> None: ...
 
 
 async def test_unobtainable_candles_are_unavailable_and_requested_again() -> None:

@@ -49,6 +49,19 @@ async def test_recorded_candles_match_what_the_source_closed(database: Database)
     assert await candles.extremes("BTC", END, END + timedelta(seconds=59)) is None
 
 
+async def test_minutes_are_recorded_after_a_clock_that_was_days_ahead(database: Database) -> None:
+    source = ScriptedSource()
+    candles = make_candles(database, source)
+    await candles.record(NOW, since=NOW)
+    source.late = 2 * DAY  # it has no candles of a future that only the clock shows
+    await candles.record(NOW + 2 * DAY, since=NOW)
+    source.late = timedelta(0)
+    await candles.record(NOW + HOUR, since=NOW)
+    assert [each.open_time for each in await candles.read("BTC", MINUTE, END - MINUTE, END + HOUR)] == [
+        END + number * MINUTE for number in range(-1, 60)
+    ]
+
+
 async def test_a_read_has_the_latest_candles_of_its_range_within_its_limit(database: Database) -> None:
     source = SyntheticSource(0, ("BTC",))
     candles = make_candles(database, source)

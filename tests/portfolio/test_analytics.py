@@ -2,10 +2,12 @@
 
 import json
 import math
+import random
 import zlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
+import msgspec
 import numpy
 import pytest
 from support.manual_clock import ManualClock
@@ -27,23 +29,25 @@ from support.records import (
     make_snapshot,
     seen,
 )
+from support.run_profile import is_nightly
 
 from trader.agents.domain.entrants import Entrant
 from trader.agents.sql import invocations as agents_store
 from trader.agents.sql.entrants import insert_entrant
 from trader.agents.sql.models import upsert_model
+from trader.core.clock import floor_time
 from trader.core.intervals import estimate, percent_interval
 from trader.core.statistics import Drawdown
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
-from trader.database.pool import Database, Page
+from trader.database.pool import Connection, Database, Page
 from trader.exchange.domain.orders import Cause
 from trader.exchange.paper import PaperExchange
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.figures import figures_of_trades
 from trader.portfolio.leaderboard import LeaderboardEntry
-from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.run_statistics import NO_SCOPE, CurrentRuns, RunScope, RunStatistics
 from trader.portfolio.sql import snapshots as portfolio_store
 
 DAY = timedelta(days=1)
@@ -139,26 +143,109 @@ async def test_figures_of_trades(bench: Bench) -> None:
     assert figures.signal_to_noise == pytest.approx(10 / math.sqrt((0 + 900 + 100 + 400) / 3))
 
 
-async def test_incremental_reads_equal_a_full_read(bench: Bench) -> None:
-    """Continuing from the last read gives the same result as reading everything at once."""
-    records = CurrentRuns(bench.database)
-    async with bench.database.connection() as conn:
+def everything(run: RunStatistics, now: datetime) -> list[object]:
+    """Return all that is told of a run, and of its entrants."""
+    hour, day = floor_time(now, HOUR), now - DAY
+    trades = [sorted(each.id for each in trades) for trades in (run.trades, run.closed_after(day), run.later.values())]
+    told: list[object] = [run.run, trades, run.hours, run.values, run.losing, run.brief, sorted(run.open), run.figures]
+    told += [run.entrant_since, run.entrant_cost_usd, run.worth_at(day), run.brief_after(day), run.returns(hour)]
+    told += [run.window_drawdown(day, Decimal(9000), Decimal(9100)), run.as_account_run()]
+    for each in run.periods:
+        told += [each.entrant, each.figures, each.start_value, each.end_value, each.points(now), each.count_after(day)]
+    return told
+
+
+INSERT_POSITION = """
+INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged, fees,
+                    funding, opened_at, funded_until)
+VALUES ($1, $2, $3, 'ETH', 'LONG', 'OPEN', 1, $4, $4, false, 0, 0, $5, $5)
+"""
+
+
+class History:
+    """Random changes of the rows of two models, as time passes."""
+
+    def __init__(self, conn: Connection, seed: int) -> None:
+        self.conn = conn
+        self.chance = random.Random(seed)
+        self.now = START
+        self.runs = {"one": 1, "two": 1}
+        self.steps = 0
+
+    async def act(self) -> None:
+        self.steps += 1
+        if (passed := self.chance.choice([timedelta(0), 20 * MINUTE, HOUR])) == HOUR:
+            for name in self.runs:
+                await self.snapshot(name)
+        self.now += passed
+        name = self.chance.choice(list(self.runs))
+        often = self.trade, self.trade, self.snapshot, self.snapshot, self.open, self.decide, self.change
+        await (self.reset if self.steps % 15 == 0 else self.chance.choice(often))(name)
+
+    async def posted(self, name: str) -> None:
+        await self.conn.execute("UPDATE accounts SET sequence = sequence + 1 WHERE id = $1", name)
+
+    async def trade(self, name: str) -> None:
+        gross, held = str(self.chance.randint(-30, 30)), self.chance.choice([MINUTE / 2, HOUR, 5 * HOUR])
+        number = self.runs[name]
+        await add_trade(self.conn, name, self.now, gross=gross, held=held, number=number, label=self.steps)
+
+    async def snapshot(self, name: str) -> None:
+        value = make_snapshot(name, self.now, str(10_000 + self.chance.randint(-500, 500)), number=self.runs[name])
+        leverage = self.chance.choice([0.5, 1.0, 3.0])
+        await portfolio_store.insert_snapshots(self.conn, [msgspec.structs.replace(value, leverage=leverage)])
+
+    async def open(self, name: str) -> None:
+        closed = await self.conn.fetchval(
+            "DELETE FROM orders WHERE account_id = $1 AND status = 'OPEN' RETURNING 1", name
+        )
+        if not closed:
+            run_id, notional = id_of("run", name, self.runs[name]), Decimal(self.chance.randint(100, 90_000))
+            await self.conn.execute(INSERT_POSITION, id_of(self.steps), name, run_id, notional, self.now)
+        await self.posted(name)
+
+    async def decide(self, name: str) -> None:
+        entrant = await self.conn.fetchval("SELECT max(number) FROM entrants WHERE model_id = $1", name)
+        ended = await add_invocation(self.conn, name, self.now + timedelta(milliseconds=self.steps))
+        set_entrant = "UPDATE invocations SET entrant = $2, cost_usd = 0.25 WHERE id = $1"
+        await self.conn.execute(set_entrant, ended, entrant)
+        await self.conn.execute(
+            "INSERT INTO chain_links (invocation_id, record_digest) VALUES ($1, sha256('x'))", ended
+        )
+
+    async def change(self, name: str) -> None:
+        entrant = Entrant(
+            model_id=name, number=self.steps, fingerprint=f"{self.steps % 10}" * 64, configuration="{}",
+            answered_by=None, began_at=self.now,
+        )  # fmt: skip
+        async with self.conn.transaction():
+            await insert_entrant(self.conn, entrant)
+        await self.posted(name)
+
+    async def reset(self, name: str) -> None:
+        await self.conn.execute("DELETE FROM orders WHERE account_id = $1 AND status = 'OPEN'", name)
+        self.runs[name] += 1
+        await add_run(self.conn, name, make_run(name, self.runs[name], capital="9000", at=self.now))
+
+
+@pytest.mark.parametrize("seed", range(20) if is_nightly() else (5, 9))
+async def test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history(database: Database, seed: int) -> None:
+    """Continuing from the last read gives the same result as reading everything at once, also within a season."""
+    kept, season = {NO_SCOPE: CurrentRuns(database)}, RunScope(start=START + 9 * HOUR)
+    async with database.connection() as conn:
         await add_model(conn, "one")
         await add_model(conn, "two", VariantId.SOVEREIGN)
-        for step in range(8):
-            closed_at = START + (step // 2) * HOUR  # two at the same moment, one before and one after a read
-            await add_trade(conn, "one", closed_at, gross=str(step), label=step)
-            await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
-            read = (await records.refresh())["one"]
-            fresh = (await CurrentRuns(bench.database).refresh())["one"]
-            assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
-            assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
-            assert seen(read.hours, read.values) == (fresh.hours, fresh.values)
-            assert len(read.trades) == step + 1
-            assert read.values[-1] == step
-            assert read.trade_figures.total_net == fresh.trade_figures.total_net
-            assert read.equity_figures == fresh.equity_figures
-        assert (await records.refresh())["two"].trades == []
+        await ensure_partitions(conn, START, START + 30 * DAY)
+        history = History(conn, seed)
+        for _ in range(45):
+            await history.act()
+            if history.now >= START + 9 * HOUR:
+                kept.setdefault(season, CurrentRuns(database, season))
+            for scope, runs in kept.items():
+                read, fresh = await runs.refresh(), await CurrentRuns(database, scope).refresh()
+                for name in ("one", "two"):
+                    was, now = everything(read[name], history.now), everything(fresh[name], history.now)
+                    assert repr(was) == repr(now), (history.steps, name)
 
 
 async def test_figures_include_each_day_once_it_closes(bench: Bench) -> None:

@@ -17,6 +17,8 @@ from trader.portfolio.snapshots import PortfolioService
 def make_context(services: AgentServices, leader: RelayReader | None = None) -> Context:
     database, exchange, market, clock = services.database, services.exchange, services.market, services.clock
     settings, runs, agents = services.settings, CurrentRuns(services.database), InvocationScheduler(services)
+    invocations = InvocationReader(database, services.models, agents.warnings)
+    services.events.subscribe(invocations.on_event)
     return Context(
         settings=settings,
         clock=clock,
@@ -26,7 +28,7 @@ def make_context(services: AgentServices, leader: RelayReader | None = None) -> 
         analytics=Analytics(database, exchange, clock, runs),
         evidence=Evidence(database, runs, clock),
         models=services.models,
-        invocations=InvocationReader(database, services.models, agents.warnings),
+        invocations=invocations,
         agents=agents,
         desk=agents.external,
         candles=Candles(database, market, settings),

@@ -28,6 +28,81 @@ def live_pair(operation: str, actor: str) -> str:
 TERMS: Final = "interleavings/test_terms.py"
 SEEN: Final = "exchange/test_seen_ticks.py"
 SAFETY: Final = "exchange/test_safety.py"
+AT_ONCE: Final = "exchange/test_exchange.py::test_more_accounts_trade_at_once_than_one_statement_posts"
+BUDGETS: Final = "agents/test_budgets.py::test_what_is_kept_of_budgets_equals_a_fresh_computation"
+CANDLES: Final = "market/test_market_candles.py"
+INDICATORS: Final = "agents/test_workflow.py::test_kept_indicators_equal_a_fresh_computation"
+LIMITS: Final = "test_limits.py"
+MEMORY: Final = "exchange/test_exchange.py::test_memory_versions_and_depth_equal_the_rows_after_any_history"
+MINUTES: Final = "market/test_recorded_candles.py"
+READERS: Final = "api/test_broadcast.py"
+ROLLUPS: Final = "portfolio/sql/test_portfolio_store.py"
+RUNS: Final = "portfolio/test_analytics.py::test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history"
+TOKENS: Final = "api/test_kept_answers.py::test_each_change_alters_the_tokens_of_what_it_changes"
+
+# Limits at n and n + 1, and what is kept against a fresh computation.
+# fmt: off
+_KINDS: Final = (
+    Mutant("positions are kept though a model has another name", "they are of accounts", "api/response_cache.py", [("return exchange.version, context.models.version, *exchange.marks().items()", "return exchange.version, *exchange.marks().items()")], [TOKENS]),
+    Mutant("histories of another term are kept", "snapshots have a version", "api/response_cache.py", [("return context.exchange.term, context.portfolio.version", "return context.portfolio.version")], [TOKENS]),
+    Mutant("the evidence is kept though a model has decided", "a decision without an order changes no figure", "api/response_cache.py", [("return histories_token(context), context.exchange.version, context.invocations.version", "return histories_token(context), context.exchange.version")], [TOKENS]),
+    Mutant("the leaderboard is kept though prices have changed", "it is made of snapshots", "api/response_cache.py", [("return evidence_token(context), positions_token(context)", "return evidence_token(context), context.exchange.version")], [TOKENS]),
+    Mutant("prices are kept though a market is halted", "its price is the same", "api/response_cache.py", [("(quotes, context.market.troubles())", "quotes")], [TOKENS]),
+    Mutant("completed trades are kept for longer than a minute", "they are complete", "api/response_cache.py", [("context.models.version, _minute(context)\n\n\ndef histories", "context.models.version\n\n\ndef histories")], [TOKENS]),
+    Mutant("one more answer is kept than there is room", "the newest does not count", "api/response_cache.py", [("len(self._entries) > self._entries_max", "len(self._entries) > self._entries_max + 1")], [LIMITS]),
+    Mutant("readers of two addresses displace each other forever", "the larger share gives way", "api/broadcast.py", [("count > places[newcomer.address] + 1)", "count > places[newcomer.address])")], [READERS]),
+    Mutant("wrong secrets of former minutes count", "they were wrong", "operations/access.py", [("        if now_s - since_s > WRONG_WINDOW_S:\n            count, since_s = 0, now_s\n", "")], [LIMITS]),
+    Mutant("a raised limit applies after a restart", "the bucket is known", "operations/access.py", [("known is None or known[0] != limit", "known is None")], [LIMITS]),
+    Mutant("requests that were not sent are saved up", "the mean is what counts", "operations/domain/credentials.py", [("min(float(self._per_minute), self._tokens + (now_s - self._at_s) * per_s)", "self._tokens + (now_s - self._at_s) * per_s")], [LIMITS]),
+    Mutant("a full queue drops the notice that is being sent", "it is the oldest", "operations/alarms.py", [("del self._waiting[1]", "del self._waiting[0]")], [LIMITS]),
+    Mutant("failures of a sink are never forgotten", "it has failed", "operations/alarms.py", [("        self._consecutive_failures = 0\n        self.outcomes[\"sent\"]", "        self.outcomes[\"sent\"]")], [LIMITS]),
+    Mutant("answers outlive a removed account", "nothing has changed in the others", "exchange/accounts.py", [("if key != account_id}\n            self.version += 1\n", "if key != account_id}\n")], [MEMORY]),
+    Mutant("answers outlive a reread account", "the rows were the same", "exchange/accounts.py", [("self._accounts.update(rows)\n        self.version += 1\n", "self._accounts.update(rows)\n")], [MEMORY]),
+    Mutant("answers outlive a newly opened account", "it has not traded", "exchange/accounts.py", [("                self.version += 1\n        return self._accounts[account_id]", "        return self._accounts[account_id]")], [MEMORY]),
+    Mutant("a follower keeps removed accounts", "they have never traded", "exchange/accounts.py", [("            self._forget(self._accounts.keys() - versions.keys())\n", "")], [MEMORY]),
+    Mutant("taken depth is that of before the order", "it is read again at the next tick", "exchange/accounts.py", [("        self._taken = posting.account.taken\n", "")], [MEMORY]),
+    Mutant("a fenced account is no change for followers", "its sequence is what counts", "exchange/accounts.py", [("known.get(account_id) != version)", "known.get(account_id, version)[0] != version[0])")], [MEMORY]),
+    Mutant("the 65th posting waits for another", "the event is clear once the batch is taken", "exchange/ledger_writer.py", [("            if not self._waiting:\n                self._work.clear()", "            self._work.clear()")], [AT_ONCE]),
+    Mutant("candles go on from the last full interval", "the source has what has closed", "market/feed.py", [("series.end = candles[-1].open_time + span if candles else start", "series.end = end")], [CANDLES]),
+    Mutant("more candles than were kept are not fetched", "the series is up to date", "market/feed.py", [("series.end is None or start < series.start or start > series.end:", "series.end is None or start > series.end:")], [CANDLES]),
+    Mutant("minutes wait for a clock that was ahead", "they were recorded", "market/candles.py", [("for symbol, until in self._recorded_until.items() if until <= end}", "for symbol, until in self._recorded_until.items()}")], [MINUTES]),
+    Mutant("indicators are kept until their own candle", "the session is of its candles", "agents/observer.py", [("known[0] == newest else", "known[0][0] == newest[0] else")], [INDICATORS]),
+    Mutant("a token costs what it cost at the former price", "the model is the same", "agents/budgets.py", [("if known is None or known[0] is not model", "if known is None")], [BUDGETS]),
+    Mutant("models want in the evening what they wanted at noon", "their cadence is the same", "agents/budgets.py", [("        self._wants.clear()\n", "")], [BUDGETS]),
+    Mutant("budgets are those of the models at the start", "models seldom change", "agents/budgets.py", [("        self._models = models\n", "        self._models = self._models or models\n")], [BUDGETS]),
+    Mutant("shares are those of before the cost", "they last for the cycle", "agents/budgets.py", [("        self._spent[model_id] = self._spent_by(self._costs[model_id])\n        self._forget_shares()\n", "        self._spent[model_id] = self._spent_by(self._costs[model_id])\n")], [BUDGETS]),
+    Mutant("figures of the equity are those of the first hour", "new hours add to them", "portfolio/run_statistics.py", [("        self._equity.set(self.points(known))\n        self._equity_figures = None\n", "        self._equity.set(self.points(known))\n")], [RUNS]),
+    Mutant("exposures do not count open positions anew", "they are in the equity", "portfolio/run_statistics.py", [("len(self.trades), len(self.later), tuple(self.open)", "len(self.trades), len(self.later)")], [RUNS]),
+    Mutant("trades of one moment are in the order of their reads", "they closed at once", "portfolio/run_statistics.py", [("            self.trades[last:] = trades\n", "            self.trades += [each for each in trades if each.id not in {known.id for known in self.trades[last:]}]\n")], [RUNS]),
+    Mutant("a position that was closed stays open in the statistics", "an account without positions has no rows", "portfolio/run_statistics.py", [("                run.open = positions.get(model_id, ())\n", "                run.open = positions.get(model_id) or run.open\n")], [RUNS]),
+    Mutant("a run is known by its model", "a model has one run", "portfolio/run_statistics.py", [("if known is None or known.run.run_id != run.run_id:", "if known is None:")], [RUNS]),
+    Mutant("entrants keep their first counts", "an entrant is known by its number", "portfolio/run_statistics.py", [("            period.entrant = entrant\n", "            pass\n")], [RUNS]),
+    Mutant("decisions are no change of the statistics", "trades and hours are", "portfolio/sql/analytics.py", [("(SELECT coalesce(max(position), 0) FROM chain_links) AS invocations", "0::bigint AS invocations")], [RUNS]),
+    Mutant("the leverage of an hour is that of its last snapshot", "the others are older", "portfolio/sql/snapshots.py", [("        leverage = greatest(h.leverage, s.leverage)\n", "        leverage = s.leverage\n")], [ROLLUPS]),
+    Mutant("an answer of exactly the cache's size is not kept", "it leaves no room", "api/response_cache.py", [("len(entry.answer.body) > self._bytes_max", "len(entry.answer.body) >= self._bytes_max")], [LIMITS]),
+    Mutant("the newest reader of an address is displaced", "it was the last to come", "api/broadcast.py", [("oldest = next(each for each in self._subscribers if", "oldest = next(each for each in reversed(self._subscribers) if")], [READERS]),
+    Mutant("a backlog is full one byte early", "full is full", "api/subscriber.py", [("if self._backlog_bytes > self._backlog_bytes_max:", "if self._backlog_bytes >= self._backlog_bytes_max:")], [LIMITS]),
+    Mutant("numbers of events go on in a new sequence", "they stay unique", "api/broadcast.py", [("self._sequence, self._number = secrets.token_hex(4), 0", "self._sequence = secrets.token_hex(4)")], ["api/test_one_stream.py"]),
+    Mutant("waiting bodies are dropped one byte early", "the limit is reached", "api/requests.py", [("while self.bytes > WAITING_BYTES_MAX:", "while self.bytes >= WAITING_BYTES_MAX:")], [LIMITS]),
+    Mutant("one more address with wrong secrets is remembered", "the next one makes room", "operations/access.py", [("if len(self._wrong) >= ADDRESSES_MAX:", "if len(self._wrong) > ADDRESSES_MAX:")], [LIMITS]),
+    Mutant("an alarm ends one look late", "it must be away for longer", "operations/domain/alarms.py", [("now_s - each.seen_s >= each.ends_after_s", "now_s - each.seen_s > each.ends_after_s")], [LIMITS]),
+    Mutant("a lasting alarm is repeated one look late", "an hour is not over yet", "operations/domain/alarms.py", [("now_s - each.reported_s >= EVERY_S", "now_s - each.reported_s > EVERY_S")], [LIMITS]),
+    Mutant("a condition is reported at its fourth start", "three are allowed", "operations/domain/alarms.py", [("self.count >= STARTS_MAX", "self.count > STARTS_MAX")], [LIMITS]),
+    Mutant("a loss of exactly the limit is no breach", "the limit is allowed", "operations/domain/loss_limits.py", [("if 100 * lost >= limit * start:", "if 100 * lost > limit * start:")], [LIMITS]),
+    Mutant("an order of exactly the largest notional is refused", "the maximum is too much", "exchange/domain/order_validation.py", [("if notional > NOTIONAL_MAX:", "if notional >= NOTIONAL_MAX:")], [LIMITS]),
+    Mutant("a posting stops counting one moment early", "its time is over", "exchange/service_level.py", [("now_s - ended_s <= WINDOW_S", "now_s - ended_s < WINDOW_S")], [LIMITS]),
+    Mutant("a price of exactly 30 seconds is old", "its time is over", "market/domain/markets.py", [("if abs(now - at) <= STALE_AFTER:", "if abs(now - at) < STALE_AFTER:")], [LIMITS]),
+    Mutant("the raw answers of all invocations are bounded each", "each is short", "agents/payloads.py", [("<= min(invocation_bytes_max, left)", "<= max(invocation_bytes_max, left)")], [LIMITS]),
+    Mutant("a model is reported at its fourth failure", "three are allowed", "agents/model_warnings.py", [("failing.in_a_row >= FAILURES_MAX", "failing.in_a_row > FAILURES_MAX")], [LIMITS]),
+    Mutant("one more invocation than there are slots runs", "the limit is the most that wait", "agents/slots.py", [("self._taken[name] >= self._size_for(queue[0].model)", "self._taken[name] > self._size_for(queue[0].model)")], [LIMITS]),
+    Mutant("a cooldown does not grow", "each refusal is new", "agents/providers/keys.py", [("cooldown.next_s = min(asked_s * 2, refusal.longest_s)", "cooldown.next_s = min(asked_s, refusal.longest_s)")], [LIMITS]),
+    Mutant("a file of exactly the largest size is refused", "it is too large", "core/files.py", [("facts.st_size <= bytes_max:", "facts.st_size < bytes_max:")], [LIMITS]),
+    Mutant("a line of exactly the largest size is refused", "it is too long", "core/files.py", [("if len(line) > LINE_BYTES_MAX:", "if len(line) >= LINE_BYTES_MAX:")], [LIMITS]),
+    Mutant("tables may be nested one deeper", "the outermost is none", "settings/toml_lines.py", [("_is_flat(values, DEPTH_MAX)", "_is_flat(values, DEPTH_MAX + 1)")], [LIMITS]),
+    Mutant("the last moment of an input is refused", "it is after the end", "core/clock.py", [("if not EPOCH <= utc <= INPUT_TIME_MAX:", "if not EPOCH <= utc < INPUT_TIME_MAX:")], [LIMITS]),
+    Mutant("a rearranged row of the wire is cut at the wrong end", "the last ones are the newest", "api/broadcast.py", [("islice(self._events, seen - kept_from, None)", "islice(self._events, seen - kept_from + 1, None)")], [LIMITS]),
+)
+# fmt: on
 
 MUTANTS: Final = (
     Mutant(
@@ -662,4 +737,5 @@ MUTANTS: Final = (
         [("kept != known[: len(kept)] or ", "")],
         ["api/test_new_records.py"],
     ),
+    *_KINDS,
 )

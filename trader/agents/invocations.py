@@ -27,6 +27,7 @@ from trader.agents.sql.invocations import (
 )
 from trader.agents.sql.models import select_model_activity
 from trader.core.errors import NotFound
+from trader.core.events import ConversationsChanged, Event
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database, Page
 
@@ -60,12 +61,19 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class InvocationReader:
-    """Reads the models and the finished invocations. `warnings` returns the problems of the models."""
+    """Reads the models and the finished invocations. `warnings` returns the problems of the models.
+
+    `version` increases with every invocation that this process has recorded or, as a follower, has read of.
+    """
 
     def __init__(self, database: Database, models: KnownModels, warnings: Callable[[], Warnings]) -> None:
         self._database = database
         self._models = models
         self.warnings = warnings
+        self.version = 0
+
+    def on_event(self, event: Event) -> None:
+        self.version += isinstance(event, ConversationsChanged)
 
     async def finished(
         self,

@@ -127,8 +127,9 @@ class ResponseCache:
             del self._entries[next(iter(self._entries))]
 
 
-# Tokens. Accounts, models and snapshots count their changes; marks and quotes are compared by value. Windows end with
-# the current minute, and so do responses based on rows that a script may write while the service runs, such as models.
+# Tokens. Accounts, models, invocations and snapshots count their changes; marks and quotes are compared by value.
+# Windows end with the current minute, and so do responses based on rows that a script may write while the service runs,
+# such as models.
 
 
 def constant_token(_: Context) -> object:
@@ -159,13 +160,13 @@ def histories_token(context: Context) -> object:
 
 
 def rankings_token(context: Context) -> object:
-    """Return the token of portfolio snapshots, trades, and the accounts valued at the marks."""
-    return histories_token(context), positions_token(context)
+    """Return the token of the evidence, and of the accounts valued at the marks."""
+    return evidence_token(context), positions_token(context)
 
 
 def evidence_token(context: Context) -> object:
-    """Return the token of portfolio snapshots, trades and runs."""
-    return histories_token(context), context.exchange.version
+    """Return the token of portfolio snapshots, trades, runs and invocations."""
+    return histories_token(context), context.exchange.version, context.invocations.version
 
 
 def _minute(context: Context) -> datetime:

@@ -208,6 +208,8 @@ def _make_context(
     exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
     runs = CurrentRuns(database)
     warnings = agents.warnings if base.leader is None else partial(_warnings_of, base.leader)
+    invocations = InvocationReader(database, models, warnings)
+    base.events.subscribe(invocations.on_event)
     return Context(
         settings=settings,
         clock=clock,
@@ -217,7 +219,7 @@ def _make_context(
         analytics=Analytics(database, exchange, clock, runs),
         evidence=Evidence(database, runs, clock),
         models=models,
-        invocations=InvocationReader(database, models, warnings),
+        invocations=invocations,
         agents=agents,
         desk=agents.external,
         candles=Candles(database, market, settings),

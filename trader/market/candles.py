@@ -58,7 +58,8 @@ class Candles:
         """
         end = floor_time(now, _MINUTE)
         oldest = ceil_time(max(now - self._retention, since - LEAD_IN), _MINUTE)
-        symbols = [symbol for symbol in self._market.markets if symbol not in self._recorded_until]
+        known = {symbol: until for symbol, until in self._recorded_until.items() if until <= end}  # others: clock ahead
+        symbols, self._recorded_until = [symbol for symbol in self._market.markets if symbol not in known], known
         if symbols:
             async with self._database.connection() as conn:
                 last = await store.select_last_minutes(conn, symbols)

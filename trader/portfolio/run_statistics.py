@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
-from itertools import accumulate, islice
+from itertools import accumulate
 from operator import attrgetter
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -100,20 +100,18 @@ class RunStatistics:
         return self.run.started_at.replace(minute=0, second=0, microsecond=0)
 
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
-        """Add trades in closing order, skipping known ones: reads start at the last known closing time."""
+        """Add trades in closing order. Reads start at the last known closing time, whose trades these replace."""
         if self.run.until is not None:
             self.later |= {trade.id: trade for trade in trades if trade.closed_at >= self.run.until}
             trades = [trade for trade in trades if trade.closed_at < self.run.until]
         last = bisect_left(self.trades, self.trades_since, key=_CLOSED_AT)
-        known = {trade.id for trade in self.trades[last:]}
-        new = [trade for trade in trades if trade.id not in known]
-        if new:
-            losing = accumulate((trade.net_pnl <= 0 for trade in new), initial=self.losing[-1])
-            within = (is_within_minute(each.opened_at, each.closed_at) for each in new)
-            brief = accumulate(within, initial=self.brief[-1])
-            self.losing.extend(islice(losing, 1, None))  # first, because a thread may be counting the trades
-            self.brief.extend(islice(brief, 1, None))
-            self.trades += new
+        if len(trades) > len(self.trades) - last:
+            losing = accumulate((trade.net_pnl <= 0 for trade in trades), initial=self.losing[last])
+            within = (is_within_minute(each.opened_at, each.closed_at) for each in trades)
+            brief = accumulate(within, initial=self.brief[last])
+            self.losing[last:] = array("L", losing)  # first, because a thread may be counting the trades
+            self.brief[last:] = array("L", brief)
+            self.trades[last:] = trades
             self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:

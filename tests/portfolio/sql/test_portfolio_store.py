@@ -1,9 +1,10 @@
 """The rollups give the same answers as plain SQL and plain Python over the raw rows."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from support.records import HOUR, MINUTE, START, add_model, add_run, equity_valu
 from trader.agents.sql.models import upsert_model
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.portfolio.domain.histories import Snapshot, floor_to_bucket
 from trader.portfolio.sql import snapshots as store
 
@@ -26,15 +27,44 @@ on_a_database = settings(
 )
 
 snapshots_of_any = st.builds(
-    lambda account, minute, millisecond, value, number: make_snapshot(
-        account, START + minute * MINUTE + timedelta(milliseconds=millisecond), value, number=number
+    lambda account, minute, millisecond, value, number, leverage: msgspec.structs.replace(
+        make_snapshot(account, START + minute * MINUTE + timedelta(milliseconds=millisecond), value, number=number),
+        leverage=leverage,
     ),
     account=st.sampled_from(ACCOUNTS),
     minute=st.integers(0, SPAN_MINUTES),
     millisecond=st.sampled_from([0, 1, 59_999]),
     value=st.decimals("0", "1000000", places=10),
     number=st.integers(1, 2),
+    leverage=st.sampled_from([0.5, 1.0, 3.0]),
 )
+
+
+class Move(NamedTuple):
+    """Assigns a variant to a model, and adds the model if it does not exist."""
+
+    model_id: str
+    variant: VariantId
+
+
+steps = st.lists(
+    st.lists(snapshots_of_any, min_size=1, max_size=40)
+    | st.builds(Move, st.sampled_from(ACCOUNTS[:-1]), st.sampled_from(VariantId)),
+    min_size=1,
+    max_size=8,
+)
+
+
+async def _play(conn: Connection, played: Iterable[Sequence[Snapshot] | Move]) -> None:
+    for model_id in ACCOUNTS[:3]:
+        await add_model(conn, model_id, VariantId.SOVEREIGN if model_id == "three" else VariantId.APEX)
+    for account_id in ACCOUNTS[3:]:
+        await add_run(conn, account_id, make_run(account_id))
+    for step in played:
+        if isinstance(step, Move):
+            await upsert_model(conn, make_model(step.model_id, step.variant))
+        else:
+            await store.insert_snapshots(conn, step)
 
 
 PLAIN_HISTORY = """
@@ -48,11 +78,35 @@ ORDER BY 2, m.variant
 PLAIN_HOURLY = """
 SELECT account_id, date_trunc('hour', created_at, 'UTC') AS hour,
        (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total, count(*) AS count,
-       (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at
+       (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at,
+       max(leverage) AS leverage
 FROM portfolio_snapshots
 GROUP BY account_id, hour
 ORDER BY account_id, hour
 """
+
+
+@on_a_database
+@given(played=steps, minutes_back=st.integers(0, SPAN_MINUTES))
+async def test_variant_hours_equal_the_averages_over_raw_rows(
+    database: Database, played: list[list[Snapshot] | Move], minutes_back: int
+) -> None:
+    since = START + (SPAN_MINUTES - minutes_back) * MINUTE
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START)
+        rolled_back = conn.transaction()
+        await rolled_back.start()
+        try:
+            await _play(conn, played)
+            hours = [tuple(row) for row in await store.select_variant_hours(conn, since)]
+            expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
+            hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
+            plain = await conn.fetch(PLAIN_HOURLY)
+        finally:
+            await rolled_back.rollback()
+    assert hours == expected
+    columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at", "leverage")
+    assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
 
 @on_a_database
@@ -214,7 +268,7 @@ async def test_two_writers_of_the_same_hours_do_not_deadlock(database: Database)
     async with database.connection() as conn:
         hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
         plain = await conn.fetch(PLAIN_HOURLY)
-        columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
+        columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at", "leverage")
         assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
         hours = [tuple(row) for row in await store.select_variant_hours(conn, START)]
         assert hours == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
