@@ -345,10 +345,12 @@ class MarketFeed:
             self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")
 
     def _follow_back(self, span: timedelta) -> None:
-        """Drop cached ticks and candles that lie in the future after the clock was set back."""
+        """Drop cached ticks and candles that lie in the future after the clock was set back; no wait becomes longer."""
         logger.warning("The clock was set back: the market's time is %s behind its last update", span)
         self._recent.clear()
         self._series.clear()
+        for waiter in self._waiters:
+            waiter.moment -= span
 
     # Candles
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
@@ -22,6 +22,7 @@ from trader.exchange.domain.account import (
     Taken,
 )
 from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
+from trader.exchange.domain.tick_order import Span, Spans
 from trader.exchange.sql.trades import trade_of_row
 from trader.record.domain.results import REMOVED
 from trader.record.sql.chain import insert_record
@@ -270,16 +271,23 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """The identity of the database, and the tick up to which every account has been processed."""
+    """The identity of the database, and the tick up to which every account has been processed.
+
+    `spans` are the dates of applied ticks; `origin` and its date `origin_at` are those of the clock of that tick.
+    """
 
     identity: DatabaseIdentity
     processed: AppliedTick | None
+    spans: Spans
+    origin: str | None
+    origin_at: datetime | None
 
 
 UPSERT_SERVICE_STATE = """
 INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
 ON CONFLICT (only_row) DO UPDATE SET only_row = true
-RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until
+RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until,
+          applied_spans, origin, origin_at
 """
 
 
@@ -295,7 +303,9 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     assert record is not None
     until = record["processed_until"]
     processed = None if until is None else AppliedTick(record["processed_tick"], until)
-    return ServiceState(part_of_row(record, DatabaseIdentity), processed)
+    ends = iter(record["applied_spans"])
+    spans = tuple(map(Span, ends, ends))
+    return ServiceState(part_of_row(record, DatabaseIdentity), processed, spans, record["origin"], record["origin_at"])
 
 
 SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
@@ -369,10 +379,12 @@ WITH marked AS (
     SELECT symbol, mark, $1 FROM unnest($2::text[], $3::numeric[]) AS m (symbol, mark)
     WHERE EXISTS (SELECT FROM service_state WHERE term = $4 AND processed_tick <= $5)
     ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
+), dated AS (
+    UPDATE baselines SET seen_until = seen_until + $9::interval
+    WHERE $9::interval IS NOT NULL AND EXISTS (SELECT FROM service_state WHERE term = $4)
 )
 UPDATE service_state
-SET processed_until = $1, processed_tick = $5,
-    jumped_from = coalesce($6, jumped_from), jumped_to = coalesce($7, jumped_to)
+SET processed_until = $1, processed_tick = $5, applied_spans = $6, origin = $7, origin_at = $8
 WHERE term = $4 AND processed_tick <= $5
 """
 
@@ -382,44 +394,37 @@ async def update_processed_until(
     term: int,
     tick: AppliedTick,
     marks: Mapping[str, Decimal],
-    *,
-    gap: tuple[datetime, datetime] | None = None,
+    spans: Spans = (),
+    origin: tuple[str, datetime] | None = None,
+    jump: timedelta | None = None,
 ) -> None:
     """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
 
     Ticks are compared by their order, since the time of a later one is earlier if the clock was set back.
-    `gap`: the start and the end of a gap that has just ended, for `update_times_ahead`.
+    `spans`: the dates of applied ticks. `origin`: the clock's, and its date. `jump`: how far the clock was just set.
     A process that has lost its lock without knowing it sees accounts that another process has changed: its record would
     make a later leader skip ticks that those accounts have missed.
     """
-    jumped_from, jumped_to = gap or (None, None)
+    ends = [end for span in spans for end in span]
+    clock = *(origin or (None, None)), jump
     await conn.execute(
-        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, jumped_from, jumped_to
+        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, ends, *clock
     )
 
 
-BROUGHT_BACK = """
-least($1, CASE WHEN jumped_to > $1 AND {time} >= jumped_to THEN {time} - (jumped_to - jumped_from) ELSE {time} END)
-"""
-"""The time of a tick by the present clock ($1): one that lies in the future was dated by a clock that was ahead."""
-
-UPDATE_TIMES_AHEAD = f"""
-WITH brought_back AS (
-    UPDATE accounts SET seen_until = {BROUGHT_BACK.format(time="seen_until")} FROM service_state WHERE seen_until > $1
-), baselines_brought_back AS (
-    UPDATE baselines
-    SET seen_until = least({BROUGHT_BACK.format(time="seen_until")}, {BROUGHT_BACK.format(time="processed_until")})
-    FROM service_state WHERE seen_until > $1
+UPDATE_TIMES_SEEN = """
+WITH accounts_seen AS (
+    UPDATE accounts SET seen_until = seen_until + $1 WHERE seen_until IS NOT NULL
+), baselines_seen AS (
+    UPDATE baselines SET seen_until = seen_until + $1
 )
-UPDATE service_state SET processed_until = {BROUGHT_BACK.format(time="processed_until")}
-WHERE processed_until > $1 RETURNING processed_until
-"""  # noqa: S608 - constants of this module
+UPDATE service_state SET processed_until = processed_until + $1, origin_at = origin_at + $1
+"""
 
 
-async def update_times_ahead(conn: Connection, now: datetime) -> datetime | None:
-    """Correct the times of processed ticks that are in the future. Return the last processed tick's, if corrected."""
-    moment: datetime | None = await conn.fetchval(UPDATE_TIMES_AHEAD, now)
-    return moment
+async def update_times_seen(conn: Connection, jump: timedelta) -> None:
+    """Date all processed ticks by a clock that was set by `jump` since."""
+    await conn.execute(UPDATE_TIMES_SEEN, jump)
 
 
 # A market with fills but no recorded mark uses the price of its last fill.
