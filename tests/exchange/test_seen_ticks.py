@@ -195,8 +195,8 @@ async def fail(writer: LedgerWriter, posting: object) -> None:
 
 async def test_an_account_in_doubt_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     source, clock = SlowSource(), ManualClock(START)
-    source.answers.clear()  # what was missed a moment ago is known without the source
     async with running(database, source, clock) as venue:
+        source.answers.clear()  # what was missed a moment ago is known without the source
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id="b")

@@ -432,6 +432,13 @@ async def clock_ahead(s: Schedule) -> None:
     s.arena.set_clock(-HOUR)
 
 
+async def clock_corrected(s: Schedule) -> None:
+    """Set the clock ahead and right again, and back and right again, with ticks in between."""
+    for span in (HOUR, -HOUR, -HOUR / 60, HOUR / 60):
+        s.arena.set_clock(span)
+        await s.arena.see()
+
+
 async def clock_back(s: Schedule) -> None:
     s.arena.set_clock(-HOUR / 6)
     await s.arena.see()
@@ -555,6 +562,7 @@ ACTORS: Final[dict[str, Step]] = {
     "second leader": second_leader,
     "clock ahead": clock_ahead,
     "clock back": clock_back,
+    "clock corrected": clock_corrected,
     "snapshot": other_snapshot,
     "snapshot elsewhere": snapshot_elsewhere,
     "flatten": commanded,

@@ -26,7 +26,7 @@ from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, AppliedTick, Run, Taken, all_taken, taken_with
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import OrderStatus
-from trader.exchange.domain.tick_order import Span, Spans, add_span, cut_out, resume, unseen
+from trader.exchange.domain.tick_order import BEFORE_FIRST, Span, Spans, add_span, cut_out, resume
 from trader.exchange.events import TradesChanged
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql import accounts as store
@@ -171,7 +171,7 @@ class Accounts:
                 _refuse_foreign(known_identity, identity)
             versions = await store.select_account_versions(conn)
             self._forget(self._accounts.keys() - versions.keys())
-            known = {account.id: (account.sequence, account.changed_at) for account in self._accounts.values()}
+            known = {each.id: (each.sequence, each.changed_at, each.seen_until) for each in self._accounts.values()}
             changed = tuple(account_id for account_id, version in versions.items() if known.get(account_id) != version)
             self.version += bool(changed)
             if len(changed) > _READ_APART_MAX:
@@ -391,13 +391,9 @@ class Accounts:
 
     def note_processed(self, tick: AppliedTick) -> None:
         """Note that every account not in doubt has been through a tick, and so through its date."""
-        since = tick.at if self.processed is None else min(self.processed.at, tick.at)
+        since = tick.at - BEFORE_FIRST if self.processed is None else min(self.processed.at, tick.at)
         self._spans = add_span(self._spans, since, tick.at)
         self.processed = tick
-
-    def unseen(self, since: datetime, until: datetime) -> Spans:
-        """Return the dates of (since, until] under which no tick has been applied."""
-        return unseen(self._spans, since, until)
 
     def follow_jump(self, jump: timedelta) -> None:
         """Date the processed ticks by the clock, which was just set by `jump`."""
@@ -407,10 +403,18 @@ class Accounts:
             if since is not None:
                 self._in_doubt[account_id] = since._replace(tick=since.tick._replace(at=since.tick.at + jump))
 
-    async def checkpoint(self, *, origin: tuple[str, datetime] | None = None, jump: timedelta | None = None) -> None:
+    async def record_jump(self, origin: tuple[str, datetime]) -> None:
+        """Date the processed ticks in the database by the clock that was set, which gives its origin this date.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        async with self._database.writing() as conn:
+            await store.update_times_seen(conn, None, self._term, origin)
+
+    async def checkpoint(self, origin: tuple[str, datetime] | None = None) -> None:
         """Record in the database up to which tick every account has been processed, and the marks as of that tick.
 
-        `origin`: that of the clock that dates this tick. `jump`: how far it was just set.
+        `origin`: that of the clock that dates this tick.
 
         :raises Unavailable: the database cannot answer now; the next checkpoint covers this one
         """
@@ -421,7 +425,7 @@ class Accounts:
         first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)
         spans = cut_out(self._spans, first.tick.at, max(first.tick.at, self.processed.at))
         async with self._database.writing() as conn:
-            await store.update_processed_until(conn, term, first.tick, first.marks, spans, origin, jump)
+            await store.update_processed_until(conn, term, first.tick, first.marks, spans, origin)
 
     async def _change(
         self, account_id: str, decide: Callable[[Account], Posting | None], within: Within
@@ -514,8 +518,7 @@ async def _resume(
     at, ahead = resume(state.spans, last.at, now, jump)
     if ahead is not None:
         log.warning("the clock is %s behind that of the last applied tick, %s", abs(jump or at - last.at), iso(last.at))
-        return last, ahead
-    if at != last.at:
+    elif at != last.at:
         log.warning(
             "the last applied tick is dated %s, %s: the clock was set; continuing from %s",
             iso(last.at),
@@ -523,7 +526,8 @@ async def _resume(
             iso(at),
         )
         await store.update_times_seen(conn, at - last.at)
-    return last._replace(at=at), None
+    await store.update_baselines_ahead(conn, min(at, now), now)
+    return (last if ahead is not None else last._replace(at=at)), ahead
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

@@ -62,7 +62,7 @@ class TickProcessor:
         self._deciding = 0
         self._turn = asyncio.Event()
         self._checkpoint_due: datetime | None = None
-        self._is_live = False
+        self._is_live = self._is_jump_unsaved = False
         self._is_caught_up = False
         """Whether the last processed tick comes from the source's history, and not yet from the feed."""
 
@@ -91,6 +91,7 @@ class TickProcessor:
         """
         now, self._seen_until, self._checkpoint_due = self._clock.now(), None, None
         self._jumps.jump()
+        self._is_jump_unsaved = False
         self._kept.clear()
         self._behind.clear()
         ahead = await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
@@ -193,8 +194,10 @@ class TickProcessor:
         A clock that was set is no gap: the ticks before it are dated anew.
         """
         if (jump := self._jumps.jump(tick.at)) is not None:
-            await self._follow_jump(jump)
+            self._follow_jump(jump)
         self._seen_until = tick.at
+        if self._is_jump_unsaved:
+            await self._save_jump()
         if not self._is_live or self._was_processed(tick):
             return
         self._arrived = tick.at
@@ -209,15 +212,21 @@ class TickProcessor:
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + CHECKPOINT_EVERY
             await self.checkpoint()
 
-    async def _follow_jump(self, jump: timedelta) -> None:
+    async def _save_jump(self) -> None:
+        try:
+            await self._accounts.record_jump(dated_origin(self._clock))
+            await self._accounts.checkpoint(dated_origin(self._clock))
+            self._is_jump_unsaved = False
+        except Unavailable as error:
+            log.warning("that the clock was set is not recorded yet: %s", error)
+
+    def _follow_jump(self, jump: timedelta) -> None:
         log.warning("the clock was set by %s; the ticks applied so far are dated anew", jump)
         self._is_caught_up, self._ask_again_at = False, None
         self._seen_until = None if self._seen_until is None else self._seen_until + jump
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
-        if self._is_live:
-            self._checkpoint_due = None
-            await self.checkpoint(jump=jump)
+        self._is_jump_unsaved = self._is_live
 
     async def _apply(self, tick: Tick) -> None:
         self._is_applying, self._is_caught_up = True, False
@@ -228,7 +237,8 @@ class TickProcessor:
             quotes, marks = dict(self._market.quotes()), dict(self._market.marks)
             moment = Moment(tick.at, quotes, marks, frozenset(tick.quotes), self._accounts.marks)
             await self._apply_to_all(moment, applied, list(self._accounts.by_id))
-            self._accounts.note_processed(applied)
+            if (last := self._accounts.processed) is None or last.number < applied.number:
+                self._accounts.note_processed(applied)
         finally:
             self._is_applying = False
             self._note_processed()
@@ -266,13 +276,10 @@ class TickProcessor:
         self._accounts.note_processed(self._accounts.next_tick(tick.at - _INSTANT))
         return True
 
-    async def checkpoint(self, *, jump: timedelta | None = None) -> None:
-        """Record the last processed tick; if the database is unavailable, the next checkpoint covers this one.
-
-        `jump`: how far the clock was just set.
-        """
+    async def checkpoint(self) -> None:
+        """Record the last processed tick; if the database is unavailable, the next checkpoint covers this one."""
         try:
-            await self._accounts.checkpoint(origin=dated_origin(self._clock), jump=jump)
+            await self._accounts.checkpoint(dated_origin(self._clock))
         except Unavailable as error:
             log.warning("the last processed tick was not recorded: %s", error)
 
@@ -336,11 +343,10 @@ class TickProcessor:
         begin = self._accounts.processed
         assert begin is not None, "`since` is its time"
         before = sum(account.sequence for account in self._accounts.by_id.values())
-        for span in self._accounts.unseen(since, until):
-            async for moments in missed_moments(self._market, *span, self._accounts.marks, applied=True):
-                if not self._accounts.in_doubt and all(each.is_idle for each in self._accounts.by_id.values()):
-                    break
-                await self._catch_up_on(moments, begin)
+        async for moments in missed_moments(self._market, since, until, self._accounts.marks, applied=True):
+            if not self._accounts.in_doubt and all(account.is_idle for account in self._accounts.by_id.values()):
+                break
+            await self._catch_up_on(moments, begin)
         self._accounts.note_processed(self._accounts.next_tick(until))
         changes = sum(account.sequence for account in self._accounts.by_id.values()) - before
         log.info("caught up on %s of the market: %d rows posted", until - since, changes)

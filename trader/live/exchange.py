@@ -250,7 +250,7 @@ class LiveExchange(ExchangeBase):
 
     async def _checkpoint(self) -> None:
         try:
-            await self._accounts.checkpoint(origin=dated_origin(self._context.clock))
+            await self._accounts.checkpoint(dated_origin(self._context.clock))
         except Unavailable as error:
             log.warning("the time until which the market was followed is not recorded: %s", error)
 

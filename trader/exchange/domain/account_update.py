@@ -249,7 +249,7 @@ class AccountUpdate:
                 confidence=terms.confidence,
                 invocation_id=terms.invocation_id,
                 opened_at=self.at,
-                funded_until=self.now,
+                funded_until=self.at,  # no hour is paid twice
             )
         else:
             position = msgspec.structs.replace(

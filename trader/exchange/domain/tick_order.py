@@ -13,6 +13,9 @@ from trader.core.clock import SET_BACK_LEAST
 SPANS_MAX: Final = 8
 """Number of spans kept; each jump of the clock ahead adds one."""
 
+BEFORE_FIRST: Final = timedelta(minutes=10)
+"""Nothing was missed before a database's first tick: a clock that is behind by no more than this is behind."""
+
 
 class Span(NamedTuple):
     """The dates of (since, until]."""
@@ -69,10 +72,12 @@ def resume(spans: Spans, last: datetime, now: datetime, jump: timedelta | None) 
 
     `jump` is how far the clock was set since then; None if unknown, as after a reboot or on another machine. Then a
     date in the future comes from a clock that was ahead: if it had been set ahead while a process ran, the time before
-    that is known.
+    that is known. Dates that were seen before are not read again.
     """
     if jump is None:
-        return Resumption(_brought_back(spans, last, now) if last - now > SET_BACK_LEAST else last)
+        at = _brought_back(spans, last, now) if last - now > SET_BACK_LEAST else last
+        missed = unseen(spans, at, now)
+        return Resumption(missed[0].since if missed else max(at, min(last, now)))
     if abs(jump) <= SET_BACK_LEAST:
         return Resumption(last)
     at = min(last + jump, now)

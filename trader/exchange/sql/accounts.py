@@ -379,9 +379,6 @@ WITH marked AS (
     SELECT symbol, mark, $1 FROM unnest($2::text[], $3::numeric[]) AS m (symbol, mark)
     WHERE EXISTS (SELECT FROM service_state WHERE term = $4 AND processed_tick <= $5)
     ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
-), dated AS (
-    UPDATE baselines SET seen_until = seen_until + $9::interval
-    WHERE $9::interval IS NOT NULL AND EXISTS (SELECT FROM service_state WHERE term = $4)
 )
 UPDATE service_state
 SET processed_until = $1, processed_tick = $5, applied_spans = $6, origin = $7, origin_at = $8
@@ -396,35 +393,52 @@ async def update_processed_until(
     marks: Mapping[str, Decimal],
     spans: Spans = (),
     origin: tuple[str, datetime] | None = None,
-    jump: timedelta | None = None,
 ) -> None:
     """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
 
     Ticks are compared by their order, since the time of a later one is earlier if the clock was set back.
-    `spans`: the dates of applied ticks. `origin`: the clock's, and its date. `jump`: how far the clock was just set.
+    `spans`: the dates of applied ticks. `origin`: the clock's, and its date.
     A process that has lost its lock without knowing it sees accounts that another process has changed: its record would
     make a later leader skip ticks that those accounts have missed.
     """
     ends = [end for span in spans for end in span]
-    clock = *(origin or (None, None)), jump
+    clock = origin or (None, None)
     await conn.execute(
         UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, ends, *clock
     )
 
 
 UPDATE_TIMES_SEEN = """
-WITH accounts_seen AS (
-    UPDATE accounts SET seen_until = seen_until + $1 WHERE seen_until IS NOT NULL
+WITH jump AS (
+    SELECT coalesce($1, $2 - origin_at) AS span FROM service_state WHERE $1 IS NOT NULL OR (term = $3 AND origin = $4)
+), accounts_seen AS (
+    UPDATE accounts SET seen_until = seen_until + span FROM jump WHERE seen_until IS NOT NULL AND $1 IS NOT NULL
 ), baselines_seen AS (
-    UPDATE baselines SET seen_until = seen_until + $1
+    UPDATE baselines SET seen_until = seen_until + span FROM jump
 )
-UPDATE service_state SET processed_until = processed_until + $1, origin_at = origin_at + $1
+UPDATE service_state SET processed_until = processed_until + span, origin_at = origin_at + span FROM jump
 """
 
 
-async def update_times_seen(conn: Connection, jump: timedelta) -> None:
-    """Date all processed ticks by a clock that was set by `jump` since."""
-    await conn.execute(UPDATE_TIMES_SEEN, jump)
+async def update_times_seen(
+    conn: Connection,
+    jump: timedelta | None,
+    term: int | None = None,
+    origin: tuple[str | None, datetime | None] = (None, None),
+) -> None:
+    """Date all processed ticks anew: by a `jump` or, in this term, by the present date of the clock's `origin`.
+
+    Safe to repeat with an origin; the checkpoint that follows then covers what the accounts have seen.
+    """
+    await conn.execute(UPDATE_TIMES_SEEN, jump, origin[1], term, origin[0])
+
+
+UPDATE_BASELINES_AHEAD = "UPDATE baselines SET seen_until = $1 WHERE seen_until > $2"
+
+
+async def update_baselines_ahead(conn: Connection, at: datetime, now: datetime) -> None:
+    """Let baselines that have seen a tick of the future continue from `at`."""
+    await conn.execute(UPDATE_BASELINES_AHEAD, at, now)
 
 
 # A market with fills but no recorded mark uses the price of its last fill.
@@ -455,12 +469,14 @@ async def lock_accounts(conn: Connection) -> None:
     await conn.execute(LOCK_ACCOUNTS)
 
 
-SELECT_VERSIONS = "SELECT id, sequence, changed_at FROM accounts ORDER BY id"
+SELECT_VERSIONS = "SELECT id, sequence, changed_at, seen_until FROM accounts ORDER BY id"
 
 
-async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """Return the sequence number and change time of every account, a pair that differs after every change.
+async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime, datetime | None]]:
+    """Return the sequence number and times of every account, which differ after every change.
 
     An account that was removed and opened again may have the same sequence number.
     """
-    return {row["id"]: (row["sequence"], row["changed_at"]) for row in await conn.fetch(SELECT_VERSIONS)}
+    return {
+        row["id"]: (row["sequence"], row["changed_at"], row["seen_until"]) for row in await conn.fetch(SELECT_VERSIONS)
+    }
