@@ -26,7 +26,7 @@ from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, AppliedTick, Run, Taken, all_taken, taken_with
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import OrderStatus
-from trader.exchange.domain.tick_order import BEFORE_FIRST, Span, Spans, add_span, cut_out, resume
+from trader.exchange.domain.tick_order import BEFORE_FIRST, DateSpan, DateSpans, add_span, cut_out, resume
 from trader.exchange.events import TradesChanged
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql import accounts as store
@@ -97,7 +97,7 @@ class Accounts:
         self.version = 0
         self.processed: AppliedTick | None = None
         self.marks: Mapping[str, Decimal] = {}
-        self._spans: Spans = ()
+        self._spans: DateSpans = ()
         self._last_number = 0
         self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -116,7 +116,7 @@ class Accounts:
         now: datetime,
         catch_up: CatchUp | None = None,
         origin: tuple[str, datetime] | None = None,
-    ) -> Span | None:
+    ) -> DateSpan | None:
         """Start a term: rebuild every account and the marks from their rows, and check the ledger.
 
         Processed ticks are dated by the present clock, whose origin is `origin`. `catch_up` is called for an account
@@ -508,7 +508,7 @@ class Accounts:
 
 async def _resume(
     conn: Connection, state: store.ServiceState, now: datetime, origin: tuple[str, datetime] | None
-) -> tuple[AppliedTick | None, Span | None]:
+) -> tuple[AppliedTick | None, DateSpan | None]:
     """Date the processed ticks by the present clock, unless it is behind. Return the last one, and what it missed."""
     last, jump = state.processed, None
     if last is None:

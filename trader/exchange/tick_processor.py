@@ -17,7 +17,7 @@ from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable,
 from trader.exchange.accounts import Accounts, LastSeen
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting
-from trader.exchange.domain.tick_order import Span
+from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import STALE_AFTER, Quote, Tick
@@ -107,7 +107,7 @@ class TickProcessor:
         self._note_processed()
         self._is_live = self._is_caught_up = True
 
-    async def _catch_up_ahead(self, missed: Span, now: datetime) -> None:
+    async def _catch_up_ahead(self, missed: DateSpan, now: datetime) -> None:
         """Catch up on ticks that the clock of an earlier leader dated later than the present clock does."""
         try:
             await self._catch_up_all(*missed)

@@ -17,18 +17,18 @@ BEFORE_FIRST: Final = timedelta(minutes=10)
 """Nothing was missed before a database's first tick: a clock that is behind by no more than this is behind."""
 
 
-class Span(NamedTuple):
+class DateSpan(NamedTuple):
     """The dates of (since, until]."""
 
     since: datetime
     until: datetime
 
 
-Spans = tuple[Span, ...]
+DateSpans = tuple[DateSpan, ...]
 """Ascending spans that do not meet."""
 
 
-def add_span(spans: Iterable[Span], since: datetime, until: datetime) -> Spans:
+def add_span(spans: Iterable[DateSpan], since: datetime, until: datetime) -> DateSpans:
     """Add the dates of (since, until]; of too many spans, the earliest are forgotten."""
     apart = []
     for span in spans:
@@ -36,22 +36,22 @@ def add_span(spans: Iterable[Span], since: datetime, until: datetime) -> Spans:
             apart.append(span)
         else:
             since, until = min(since, span.since), max(until, span.until)
-    return tuple(sorted([*apart, Span(since, until)])[-SPANS_MAX:])
+    return tuple(sorted([*apart, DateSpan(since, until)])[-SPANS_MAX:])
 
 
-def cut_out(spans: Iterable[Span], since: datetime, until: datetime) -> Spans:
+def cut_out(spans: Iterable[DateSpan], since: datetime, until: datetime) -> DateSpans:
     """Return the spans without the dates of (since, until]."""
     parts = [
-        Span(*part)
+        DateSpan(*part)
         for span in spans
         for part in ((span.since, min(span.until, since)), (max(span.since, until), span.until))
     ]
     return tuple(sorted({part for part in parts if part.since < part.until}))
 
 
-def unseen(spans: Iterable[Span], since: datetime, until: datetime) -> Spans:
+def unseen(spans: Iterable[DateSpan], since: datetime, until: datetime) -> DateSpans:
     """Return the dates of (since, until] that are in none of the spans."""
-    left: Spans = (Span(since, until),) if since < until else ()
+    left: DateSpans = (DateSpan(since, until),) if since < until else ()
     for span in spans:
         left = cut_out(left, *span)
     return left
@@ -64,10 +64,10 @@ class Resumption(NamedTuple):
     """
 
     at: datetime
-    ahead: Span | None = None
+    ahead: DateSpan | None = None
 
 
-def resume(spans: Spans, last: datetime, now: datetime, jump: timedelta | None) -> Resumption:
+def resume(spans: DateSpans, last: datetime, now: datetime, jump: timedelta | None) -> Resumption:
     """Continue after a tick that was applied under the date `last`.
 
     `jump` is how far the clock was set since then; None if unknown, as after a reboot or on another machine. Then a
@@ -82,10 +82,10 @@ def resume(spans: Spans, last: datetime, now: datetime, jump: timedelta | None) 
         return Resumption(last)
     at = min(last + jump, now)
     is_behind = jump < timedelta(0) and at < now and not unseen(spans, at, now)
-    return Resumption(at, Span(last, last + (now - at)) if is_behind else None)
+    return Resumption(at, DateSpan(last, last + (now - at)) if is_behind else None)
 
 
-def _brought_back(spans: Spans, last: datetime, now: datetime) -> datetime:
+def _brought_back(spans: DateSpans, last: datetime, now: datetime) -> datetime:
     ahead = next((span.since for span in spans if span.since < last <= span.until), now)
     before = max((span.until for span in spans if span.until <= now), default=now)
     return min(last - (ahead - before), now) if ahead > now else now

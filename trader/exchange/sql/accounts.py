@@ -22,7 +22,7 @@ from trader.exchange.domain.account import (
     Taken,
 )
 from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
-from trader.exchange.domain.tick_order import Span, Spans
+from trader.exchange.domain.tick_order import DateSpan, DateSpans
 from trader.exchange.sql.trades import trade_of_row
 from trader.record.domain.results import REMOVED
 from trader.record.sql.chain import insert_record
@@ -278,7 +278,7 @@ class ServiceState(msgspec.Struct, frozen=True):
 
     identity: DatabaseIdentity
     processed: AppliedTick | None
-    spans: Spans
+    spans: DateSpans
     origin: str | None
     origin_at: datetime | None
 
@@ -304,7 +304,7 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     until = record["processed_until"]
     processed = None if until is None else AppliedTick(record["processed_tick"], until)
     ends = iter(record["applied_spans"])
-    spans = tuple(map(Span, ends, ends))
+    spans = tuple(map(DateSpan, ends, ends))
     return ServiceState(part_of_row(record, DatabaseIdentity), processed, spans, record["origin"], record["origin_at"])
 
 
@@ -391,7 +391,7 @@ async def update_processed_until(
     term: int,
     tick: AppliedTick,
     marks: Mapping[str, Decimal],
-    spans: Spans = (),
+    spans: DateSpans = (),
     origin: tuple[str, datetime] | None = None,
 ) -> None:
     """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
