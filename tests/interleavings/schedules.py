@@ -425,11 +425,12 @@ async def second_leader(s: Schedule) -> None:
 
 
 async def clock_ahead(s: Schedule) -> None:
-    """Set the clock an hour ahead for two ticks, and then right again."""
+    """Set the clock an hour ahead for two ticks, and right again for the next."""
     s.arena.set_clock(HOUR)
     await s.arena.see()
     await s.arena.see()
     s.arena.set_clock(-HOUR)
+    await s.arena.see()
 
 
 async def clock_corrected(s: Schedule) -> None:
