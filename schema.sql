@@ -25,17 +25,19 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
 -- Whose books this database holds: a database never mixes rows of two markets, trading modes, venues or venue accounts
 -- (the last two are null on paper). Every account has processed every tick up to processed_until. Ticks are numbered in the
--- order in which the leaders applied them, since clocks may go back: processed_tick is the number of that tick. The last gap
--- between ticks is from jumped_from to jumped_to: if it ends in the future, it was a clock set ahead. One of several processes
--- leads; each new leader begins a term, and records here which of its schedulers are running.
+-- order in which the leaders applied them, since clocks may go back: processed_tick is the number of that tick. applied_spans
+-- has the starts and ends of the spans of dates under which ticks were applied, and origin_at the date of the clock's origin
+-- (of the machine's boot) by the clock of that tick: another date of the same origin tells how far the clock was set since.
+-- One of several processes leads; each new leader begins a term, and records here which of its schedulers are running.
 CREATE TABLE IF NOT EXISTS service_state (
     only_row        boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     market_identity text NOT NULL,
     trading_mode    text NOT NULL CHECK (trading_mode IN ('simulated', 'live')),
     processed_tick  bigint NOT NULL DEFAULT 0,
     processed_until timestamptz,
-    jumped_from     timestamptz,
-    jumped_to       timestamptz CHECK (jumped_to > jumped_from),
+    applied_spans   timestamptz[] NOT NULL DEFAULT '{}',
+    origin          text,
+    origin_at       timestamptz,
     lived_until     timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
+from support.tasks import ended
 from support.venue import Venue, agree_with_rows, running
 from support.waiting import turns, until
 
 from trader.core.clock import ScaledClock
-from trader.core.errors import Unavailable
+from trader.core.errors import MarketDataError, Unavailable
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, OrderType
@@ -187,35 +189,79 @@ class SlowSource(ScriptedSource):
             yield tick
 
 
+async def fail(writer: LedgerWriter, posting: object) -> None:
+    raise Unavailable("the server is gone")
+
+
 async def test_an_account_in_doubt_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     source, clock = SlowSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
+        source.answers.clear()  # what was missed a moment ago is known without the source
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id="b")
-        write = LedgerWriter.write
-
-        async def fail(writer: LedgerWriter, posting: object) -> None:
-            raise Unavailable("the server is gone")
-
-        monkeypatch.setattr(LedgerWriter, "write", fail)
-        with pytest.raises(Unavailable):
-            await venue.buy("0.01", leverage=D(5))
-        monkeypatch.setattr(LedgerWriter, "write", write)
-        source.asked.clear()
-        source.answers.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerWriter, "write", fail)
+            with pytest.raises(Unavailable):
+                await venue.buy("0.01", leverage=D(5))
         async with asyncio.timeout(10):
-            await venue.see(QUIET)
-            await source.asked.wait()
-            await venue.see(STOPPED)
-            await venue.see(QUIET)
-        assert not venue.exchange.accounts["b"].positions, "its stop waits for nobody"
-        assert venue.exchange.accounts["a"].positions
-        source.answers.set()
-        await venue.recovered()
+            async with database.transaction() as busy:
+                await busy.execute("SELECT FROM accounts WHERE id = 'a' FOR UPDATE")
+                await venue.see(QUIET)
+                await venue.see(STOPPED)
+                await venue.see(QUIET)
+                assert not venue.exchange.accounts["b"].positions, "its stop waits for nobody"
+                assert venue.exchange.accounts["a"].positions
+            await venue.recovered()
         assert not venue.exchange.accounts["a"].positions, "it has caught up on the tick that the others saw"
         (a,), (b,) = [await _trades(database, account_id) for account_id in ("a", "b")]
         assert a == b
+        await agree_with_rows(venue)
+
+
+class RefusingSource(ScriptedSource):
+    """A source that answers its history only when it is up, and counts the requests."""
+
+    is_up, asked = False, 0
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if not self.is_up:
+            raise MarketDataError("the venue answers 429")
+        async for tick in super().history(after, until):
+            yield tick
+
+
+async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_back_off(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trader.exchange.tick_processor.KEPT_MAX", 5)
+    monkeypatch.setattr("trader.exchange.tick_processor.deque", lambda maxlen: deque(maxlen=5))
+    source, clock = RefusingSource(), ManualClock(START)
+    names = [f"of-{number}" for number in range(20)]
+    async with running(database, source, clock) as venue:
+        source.asked = 0
+        await venue.see(QUIET)
+        for name in names:
+            await venue.buy("0.01", leverage=D(5), exit_plan=PLAN, account_id=name)
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerWriter, "write", fail)
+            await venue.see(STOPPED)
+        assert len(venue.accounts.in_doubt) == len(names)
+        async with database.transaction() as busy:
+            await busy.execute("SELECT FROM accounts FOR UPDATE")
+            for _ in range(8):
+                await venue.see(QUIET)
+        for _ in range(9):
+            await venue.see(QUIET)
+            await ended("recovery of ")
+        assert source.asked <= 2, "one failed, and the others wait"
+        source.is_up, asked = True, source.asked
+        await venue.see(QUIET, after_s=10)
+        await venue.recovered()
+        assert source.asked <= asked + 3
+        assert not any(venue.exchange.accounts[name].positions for name in names)
         await agree_with_rows(venue)
 
 
@@ -400,3 +446,119 @@ async def _date_of(database: Database, client_order_id: str) -> datetime:
     async with database.connection() as conn:
         moment: datetime = await conn.fetchval(query, client_order_id)
     return moment
+
+
+async def hold(venue: Venue, account_id: str = "a") -> None:
+    """Buy with a stop, at the first book after the latency."""
+    order = asyncio.create_task(venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id=account_id))
+    await until(lambda: venue.market.orders_waiting > 0)
+    await venue.see(QUIET)
+    assert (await order).status == "filled"
+
+
+AS_SERVED = {"SIM_LATENCY_MS": "200"}
+
+
+@pytest.mark.parametrize("back", [timedelta(seconds=60), timedelta(seconds=90), HOUR, timedelta(days=2)])
+@pytest.mark.parametrize("killed", ["never", "while the clock is back", "before it is set back", "with both"])
+async def test_a_clock_set_back_and_corrected_repeats_no_tick(database: Database, back: timedelta, killed: str) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        await venue.see(STOPPED)
+        for _ in range(20):
+            await venue.see(STOPPED, after_s=4)
+        await hold(venue, "old")
+        if killed in {"never", "while the clock is back"}:
+            clock.set_by(-back)
+            await venue.see(QUIET)
+            await hold(venue)
+            if killed == "never":
+                clock.set_by(back)
+                await venue.see(QUIET)
+                await venue.see(QUIET)
+        else:
+            await die(venue)
+            await clock.advance(2 * SECOND)
+            clock.set_by(-back)
+        if killed == "while the clock is back":
+            await die(venue)
+    if killed == "with both":
+        async with running(database, source, clock, **AS_SERVED) as venue:
+            await venue.see(QUIET)
+            await hold(venue)
+            await die(venue)
+    if killed in {"while the clock is back", "with both"}:
+        await clock.advance(2 * SECOND)
+        clock.set_by(back)
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        await venue.see(QUIET)
+        if killed == "before it is set back":
+            await hold(venue)
+            clock.set_by(back)
+            await venue.see(QUIET)
+        await venue.see(QUIET)
+        assert venue.exchange.accounts["a"].positions, "closed at a price from before it was opened"
+        assert venue.exchange.accounts["old"].positions
+        await venue.see(STOPPED)
+        await venue.see(STOPPED)
+        assert not venue.exchange.accounts["a"].positions, "a stop that is reached now closes it"
+        await agree_with_rows(venue)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=2), 3 * HOUR, timedelta(days=40)])
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("reached", ["ahead", "after"])
+async def test_a_clock_ahead_for_one_tick_disables_no_stop(
+    database: Database, ahead: timedelta, restart: bool, reached: str
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        await venue.see(QUIET)
+        await hold(venue)
+        clock.set_by(ahead)
+        await venue.see(STOPPED if reached == "ahead" else QUIET)
+        clock.set_by(-ahead)
+        if restart:
+            await die(venue)
+        else:
+            await venue.see(STOPPED)
+            await venue.see(STOPPED)
+            assert not venue.exchange.accounts["a"].positions
+            await agree_with_rows(venue)
+            return
+    source.script = [tick for tick in source.script if tick.at <= clock.now()]
+    missed(source, clock.now() + SECOND)
+    await clock.advance(timedelta(seconds=5))
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        assert not venue.exchange.accounts["a"].positions, "the stop was reached while no process ran"
+        await agree_with_rows(venue)
+
+
+@pytest.mark.parametrize("behind_s", [2, 29, 31, 90])
+async def test_a_successor_whose_clock_is_behind_skips_no_tick(database: Database, behind_s: int) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        await venue.see(QUIET, after_s=100)
+        await hold(venue)
+        await die(venue)
+    missed(source, clock.now() + SECOND)
+    await clock.advance(timedelta(seconds=4))
+    clock.set_by(-timedelta(seconds=behind_s))
+    async with running(database, source, clock, **AS_SERVED) as venue:
+        assert not venue.exchange.accounts["a"].positions
+        await venue.see(QUIET)
+        await agree_with_rows(venue)
+
+
+async def test_a_limit_placed_after_a_clock_was_ahead_fills(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        clock.set_by(3 * HOUR)
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5))
+        clock.set_by(-3 * HOUR)
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93_000), symbol="BTC")
+        await venue.see(STOPPED)
+        assert not venue.exchange.accounts["a"].resting

@@ -94,11 +94,17 @@ LATENCY: Final = timedelta(milliseconds=5)
 class ArenaClock(SystemClock):
     """One time for all processes, advanced by the market and by anyone who sets it."""
 
+    origin = "arena"
+
     def __init__(self) -> None:
         self.moment = START
+        self.set_by = timedelta(0)
 
     def now(self) -> datetime:
         return self.moment
+
+    def steady_s(self) -> float:
+        return (self.moment - self.set_by - START).total_seconds()
 
     async def advance_to(self, moment: datetime) -> None:
         self.moment = max(self.moment, moment)
@@ -192,6 +198,8 @@ class Process:
         self.exchange = RecordingExchange(database, self.market, clock, settings, self.accounts, self.halts)
         self.exchange.asked, self.exchange.tick_began = arena.asked, asyncio.Event()
         self.exchange.journal = self.journal
+        # Exits meet a book only with a later tick, as in a service; orders meet the current one, without another task.
+        msgspec.structs.force_setattr(self.exchange.rules, "latency", timedelta(milliseconds=200))
         self.limits = LossLimits(database, self.exchange, self.halts, settings)
         self.bounds = HourBounds(database, self.exchange, self.halts)
         self.operations = OperatorCommands(database, self.exchange, self.halts, self.limits)
@@ -328,6 +336,9 @@ class Arena:
         self.clock = ArenaClock()
         self.source = ArenaSource()
         self.market_at = START
+        self.has_touched = False
+        """Whether the market has reached the stop since the positions were opened."""
+
         self.is_clock_set = False
         """Whether the clock was set, so that times do not show the order of events."""
 
@@ -381,6 +392,7 @@ class Arena:
         tick = Tick(at, {symbol: Quote.of(make_book(symbol, mid, at, size=size)) for symbol, mid in mids.items()})
         self.source.script.append(tick)
         self.clock.moment = at + LATENCY
+        self.has_touched |= tick.quotes["BTC"].mark <= STOP
         return tick
 
     def set_clock(self, span: timedelta) -> None:
@@ -388,6 +400,7 @@ class Arena:
         self.is_clock_set = True
         self.market_at += span
         self.clock.moment += span
+        self.clock.set_by += span
 
     async def add_model(self, model_id: str, provider: str) -> None:
         async with self.database.connection() as conn:
@@ -442,7 +455,9 @@ class Arena:
         async with self.database.connection() as conn:
             await ensure_partitions(conn, START)
         await self.add_model(MODEL, "fake")
+        await self.see(STOPPED)  # before any position is opened
         await self.see()
+        self.has_touched = False
         await self._save_baseline(a)
         await run_as("A", a.leadership.take_role())
         await self.see()

@@ -34,7 +34,7 @@ async def problems_before(arena: Arena) -> list[str]:
     problems = []
     for account in accounts.values():
         position = account.positions.get("BTC")
-        if position is None or position.exit_plan.stop != STOP or processed is None:
+        if position is None or position.exit_plan.stop != STOP or position.closing is not None or processed is None:
             continue
         if (at := _touched(arena, position.opened_at, account.seen_to(processed))) is not None:
             problems.append(f"account {account.id} is saved as having seen {at:%X}, and its stop did not fire")
@@ -60,13 +60,17 @@ async def problems_of_memory(arena: Arena) -> list[str]:
                 await asyncio.wait(left)
     async with arena.database.reading() as conn:
         rows = await select_accounts(conn)
-    problems = []
+        early = 0 if arena.has_touched else await conn.fetchval(STOPPED_OUT)
+    problems = [f"{early} positions were closed by a price from before they were opened"] if early else []
     for process in arena.processes.values():
         if process.leads and process.lock is arena.holder:
             known = {key: each for key, each in process.accounts.by_id.items() if key not in process.accounts.in_doubt}
             if not same(known, {key: each for key, each in rows.items() if key in known}):
                 problems.append(f"another process has changed accounts that {process.name} leads")
     return problems
+
+
+STOPPED_OUT = "SELECT count(*) FROM orders WHERE close_reason = 'stop'"
 
 
 def _touched(arena: Arena, after: datetime, until: datetime) -> datetime | None:

@@ -435,11 +435,19 @@ async def second_leader(s: Schedule) -> None:
 
 
 async def clock_ahead(s: Schedule) -> None:
-    """Set the clock an hour ahead for two ticks, and then right again."""
+    """Set the clock an hour ahead for two ticks, and right again for the next."""
     s.arena.set_clock(HOUR)
     await s.arena.see()
     await s.arena.see()
     s.arena.set_clock(-HOUR)
+    await s.arena.see()
+
+
+async def clock_corrected(s: Schedule) -> None:
+    """Set the clock ahead and right again, and back and right again, with ticks in between."""
+    for span in (HOUR, -HOUR, -HOUR / 60, HOUR / 60):
+        s.arena.set_clock(span)
+        await s.arena.see()
 
 
 async def clock_back(s: Schedule) -> None:
@@ -566,6 +574,7 @@ ACTORS: Final[dict[str, Step]] = {
     "second leader": second_leader,
     "clock ahead": clock_ahead,
     "clock back": clock_back,
+    "clock corrected": clock_corrected,
     "snapshot": other_snapshot,
     "snapshot elsewhere": snapshot_elsewhere,
     "flatten": commanded,

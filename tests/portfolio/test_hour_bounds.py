@@ -44,6 +44,19 @@ async def flat(operated: OperatedExchange) -> None:
     await operated.polled_until(lambda: not operated.venue.exchange.accounts["a"].positions)
 
 
+async def test_a_jump_of_the_clock_forgets_no_loss_of_the_hour(season: Database) -> None:
+    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.5", leverage=TEN)
+        await operated.see({"BTC": "93500"})
+        for span in (DAY / 24, -DAY / 24):
+            operated.venue.clock.set_by(span)
+            await operated.see({"BTC": "93500"})
+        assert in_force(operated) == []
+        await operated.see({"BTC": "93400"})
+        assert in_force(operated) == HELD
+
+
 async def test_an_hour_cannot_lose_more_than_its_bound(season: Database) -> None:
     async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
         venue = operated.venue

@@ -340,23 +340,58 @@ MUTANTS: Final = (
         [SEEN],
     ),
     Mutant(
-        "times of a clock that was ahead are kept",
-        "a tick is of the time that it names",
-        "exchange/sql/accounts.py",
+        "a clock that was set leaves a gap",
+        "its dates say so",
+        "exchange/tick_processor.py",
+        [("            self._follow_jump(jump)\n", "            pass\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a start knows nothing of a clock that was set",
+        "a date is a date",
+        "exchange/accounts.py",
+        [("        jump = origin[1] - state.origin_at\n", "        pass\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "an exit waits for the date of a clock that was ahead",
+        "the latency is not over",
+        "exchange/domain/tick_rules.py",
+        [("not interval_elapsed(due, latency, moment.at)", "moment.at < due")],
+        [SEEN],
+    ),
+    Mutant(
+        "a successor whose clock is behind begins at its own date",
+        "it was never there before",
+        "exchange/domain/tick_order.py",
+        [("if is_behind else None", "if is_behind and False else None")],
+        [SEEN],
+    ),
+    Mutant(
+        "a recovery drops the ticks that the others saw meanwhile",
+        "the source's history has them",
+        "exchange/tick_processor.py",
         [
             (
-                "CASE WHEN jumped_to > $1 AND {time} >= jumped_to",
-                "CASE WHEN jumped_to > $1 AND false AND {time} >= jumped_to",
+                "            while kept := [each for each in self._kept if each[0] > number]:",
+                "            while kept := []:",
             )
         ],
         [SEEN],
     ),
     Mutant(
-        "an account in doubt does not notice that the clock was set back",
-        "its last tick is known",
+        "recoveries ask a failed source again at once",
+        "it may be back",
         "exchange/tick_processor.py",
-        [("            self._accounts.set_back(tick.at)\n", "            pass\n")],
+        [("self._clock.steady_s() + _CATCH_UP_EVERY.total_seconds()", "self._clock.steady_s()")],
         [SEEN],
+    ),
+    Mutant(
+        "a jump of the clock begins a new hour of the bounds",
+        "the hour is another one",
+        "portfolio/hour_bounds.py",
+        [("self._jumps.jump(tick.at) is not None", "self._jumps.jump(tick.at) == 0")],
+        ["portfolio/test_hour_bounds.py"],
     ),
     Mutant(
         "a violated constraint fails every posting of its statement",
@@ -386,13 +421,6 @@ MUTANTS: Final = (
         "agents/budgets.py",
         [(" or floor_time(invocation.started_at, DAY) != self._day:", ":")],
         ["agents/test_budgets.py"],
-    ),
-    Mutant(
-        "the end of a gap is not recorded before the next tick",
-        "the next checkpoint covers it",
-        "exchange/tick_processor.py",
-        [("            await self.checkpoint(jumped_from=since)\n", "            pass\n")],
-        [SEEN],
     ),
     Mutant(
         "the end of a gap is the tick after it",
@@ -450,36 +478,7 @@ MUTANTS: Final = (
         "a recovery begins at today's marks",
         "they are the last known ones",
         "exchange/tick_processor.py",
-        [("since.tick.at, until.at, since.marks)", "since.tick.at, until.at, self._accounts.marks)")],
-        [SEEN],
-    ),
-    Mutant(
-        "a checkpoint has the marks of the present tick",
-        "they are the last known ones",
-        "exchange/accounts.py",
-        [("first.tick, first.marks, gap=gap)", "first.tick, self.marks, gap=gap)")],
-        [SEEN],
-    ),
-    Mutant(
-        "a recovery drops the ticks that the others saw meanwhile",
-        "the source's history has them",
-        "exchange/tick_processor.py",
-        [("                await self._apply_missed(account_id, kept)\n", "")],
-        [SEEN],
-    ),
-    Mutant(
-        "a recovery begins in the middle of a tick",
-        "it only reads rows",
-        "exchange/tick_processor.py",
-        [
-            (
-                "            async with self.between_ticks():\n"
-                "                since, until = self._accounts.in_doubt.get(account_id), self._accounts.processed\n"
-                "                kept = self._kept[account_id] = []\n",
-                "            since, until = self._accounts.in_doubt.get(account_id), self._accounts.processed\n"
-                "            kept = self._kept[account_id] = []\n",
-            )
-        ],
+        [("first.tick.at, until.at, first.marks)", "first.tick.at, until.at, self._accounts.marks)")],
         [SEEN],
     ),
     Mutant(

@@ -36,7 +36,7 @@ from trader.agents.sql.external import delete_decided_views, select_open_views
 from trader.agents.sql.invocations import select_invocation, select_steps, select_tool_calls
 from trader.agents.sql.models import update_model_declared
 from trader.agents.variants import VARIANTS, limits_of
-from trader.core.clock import cut_to_ms, floor_time
+from trader.core.clock import Clock, cut_to_ms, floor_time
 from trader.core.errors import (
     MarketUnavailable,
     TooManyRequests,
@@ -59,9 +59,17 @@ class ExternalDecision(OpenDecision):
 
     record: ExternalRecorder
 
-    def __init__(self, record: ExternalRecorder, calls: CallExecutor) -> None:
+    def __init__(self, record: ExternalRecorder, calls: CallExecutor, clock: Clock) -> None:
         super().__init__(record, record.messages, record.deadline)
         self.calls = calls
+        self._clock = clock
+        left = min(self.deadline - clock.now(), self.deadline - self.opened_at)  # the clock may have been set back
+        self._ends_s = clock.steady_s() + left.total_seconds()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its deadline has passed, wherever the clock was set since it was opened or resumed."""
+        return self._clock.steady_s() > self._ends_s
 
     @property
     def has_decided(self) -> bool:
@@ -132,7 +140,7 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         """
         for model_id in [*self._open]:
             async with self._locks[model_id]:
-                if (decision := self._open.get(model_id)) is not None and decision.deadline < now:
+                if (decision := self._open.get(model_id)) is not None and decision.is_over:
                     await self._expire(decision)
         missed = []
         for model in due:
@@ -223,7 +231,7 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         return self._open.get(model.id)
 
     async def _goes_on(self, opened: ExternalDecision) -> bool:
-        if self._clock.now() > opened.deadline:
+        if opened.is_over:
             await self._expire(opened)
             return False
         await opened.record.require_term()  # another leader may have executed an order on it
@@ -260,7 +268,7 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
 
     def _go_on(self, record: ExternalRecorder) -> ExternalDecision:
         calls = CallExecutor(record, self._environment_of(record), self._events)
-        decision = self._open[record.model.id] = ExternalDecision(record, calls)
+        decision = self._open[record.model.id] = ExternalDecision(record, calls, self._clock)
         return decision
 
     def _environment_of(self, record: ExternalRecorder) -> ServiceEnvironment:

@@ -19,9 +19,15 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
+from uuid import uuid4
 
 T = TypeVar("T")
+
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The monotonic clock that also counts while the machine sleeps."""
 
 SET_BACK_LEAST: Final = timedelta(seconds=1)
 """If a clock is further behind than this at the end of a wait, an operator or a time server set it back."""
@@ -97,9 +103,18 @@ def ceil_time(moment: datetime, span: timedelta) -> datetime:
 
 
 class Clock(Protocol):
-    """The time of the service."""
+    """The time of the service: dates, which only label, and a steady time, which is never set."""
+
+    @property
+    def origin(self) -> str:
+        """The name of the moment from which `steady_s` counts, which several processes may share."""
+        ...
 
     def now(self) -> datetime: ...
+
+    def steady_s(self) -> float:
+        """Return the seconds of this clock's time since `origin`, however the clock is set."""
+        ...
 
     async def sleep_until(self, moment: datetime) -> None:
         """Wait for `moment`, but no longer in real time than it is away now: if the clock is set back, return early."""
@@ -122,11 +137,32 @@ class Clock(Protocol):
         ...
 
 
+@cache
+def _boot() -> str:
+    """Return the machine's boot, since which its steady time counts; without one, this process is its own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(uuid4())
+
+
+def dated_origin(clock: Clock) -> tuple[str, datetime]:
+    """Return the clock's origin and its date, which differs once the clock is set."""
+    return clock.origin, cut_to_ms(clock.now() - timedelta(seconds=clock.steady_s()))
+
+
 class SystemClock:
     """Real time."""
 
+    @property
+    def origin(self) -> str:
+        return _boot()
+
     def now(self) -> datetime:
         return cut_to_ms(datetime.now(UTC))
+
+    def steady_s(self) -> float:
+        return time.clock_gettime(_STEADY)
 
     def real_seconds(self, span: timedelta) -> float:
         """Return how long `span` of this clock's time takes in real time."""
@@ -155,18 +191,26 @@ class SystemClock:
 
 
 class JumpWatch:
-    """Detects that the system clock was set or the machine slept: wall time no longer agrees with monotonic time."""
+    """Detects that a clock was set: its time no longer agrees with its steady time.
+
+    By a timer that stands still while the machine sleeps, sleep is a jump, too.
+    """
 
     def __init__(self, now: Callable[[], datetime], timer: Callable[[], float]) -> None:
         self._now = now
         self._timer = timer
         self._at, self._at_s = now(), timer()
 
-    def jump(self) -> timedelta | None:
-        """Return how far the clock jumped since the last call (negative: backward); None for less than a second."""
-        before, before_s = self._at, self._at_s
-        self._at, self._at_s = self._now(), self._timer()
-        jump = self._at - before - timedelta(seconds=self._at_s - before_s)
+    def jump(self, dated: datetime | None = None) -> timedelta | None:
+        """Return how far the clock jumped since the last call (negative: backward); None for less than a second.
+
+        If `dated` is a date that the clock gave before it jumped, the next call returns the jump.
+        """
+        now, now_s = self._now(), self._timer()
+        jump = now - self._at - timedelta(seconds=now_s - self._at_s)
+        if abs(jump) > SET_BACK_LEAST and dated is not None and abs(dated - now) > abs(dated - (now - jump)):
+            return None
+        self._at, self._at_s = now, now_s
         return jump if abs(jump) > SET_BACK_LEAST else None
 
 
@@ -183,6 +227,7 @@ class ScaledClock:
     """
 
     def __init__(self, start: datetime, speed: float) -> None:
+        self.origin = str(uuid4())
         self._speed = speed
         self._start = start
         self._start_s = time.monotonic()
@@ -198,6 +243,9 @@ class ScaledClock:
     def now(self) -> datetime:
         moment = self._moment()
         return moment if self._bound is None else min(moment, self._bound)
+
+    def steady_s(self) -> float:
+        return (self.now() - EPOCH).total_seconds()  # nobody sets this clock
 
     def _moment(self) -> datetime:
         """Return the time, ignoring the tick that is due."""
@@ -298,7 +346,9 @@ class LockstepClock:
     """
 
     def __init__(self, start: datetime) -> None:
+        self.origin = str(uuid4())
         self._now = start
+        self._passed = timedelta(0)
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -308,6 +358,9 @@ class LockstepClock:
 
     def now(self) -> datetime:
         return self._now
+
+    def steady_s(self) -> float:
+        return self._passed.total_seconds()
 
     def hold(self) -> None:
         """Pause time until `go_on`, even if no participant is working."""
@@ -322,7 +375,9 @@ class LockstepClock:
 
     def skip_to(self, moment: datetime) -> None:
         """Move the clock forward to `moment`; never backward."""
-        self._now = max(self._now, moment)
+        if moment > self._now:
+            self._passed += moment - self._now
+            self._now = moment
 
     async def sleep_until(self, moment: datetime) -> None:
         if moment <= self._now:
@@ -337,10 +392,10 @@ class LockstepClock:
         await self._wait_until_idle()
         while self._sleepers and self._sleepers[0][0] < moment:
             due, _, wake = heapq.heappop(self._sleepers)
-            self._now = max(self._now, due)
+            self.skip_to(due)
             wake.set(None)
             await self._wait_until_idle()
-        self._now = max(self._now, moment)
+        self.skip_to(moment)
 
     async def _wait_until_idle(self) -> None:
         while self._working:

@@ -90,16 +90,18 @@ async def _attach(conn: Connection, table: str, week: datetime) -> None:
     await conn.execute(f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES {bounds}")
 
 
-async def drop_partitions_before(conn: Connection, cutoff: datetime) -> list[str]:
-    """Drop the partitions whose rows are all older than `cutoff`. Return their names.
+async def drop_partitions_before(conn: Connection, cutoff: datetime, parts_max: int | None = None) -> list[str]:
+    """Drop the partitions whose rows are all older than `cutoff`, the `parts_max` oldest of each table. Return them.
 
     `conn` must not be in a transaction. Drops that were interrupted earlier are completed.
     """
     dropped = []
     for table in PARTITIONED_TABLES:
-        for row in await conn.fetch(SELECT_PARTITIONS, table):
+        rows = await conn.fetch(SELECT_PARTITIONS, table)
+        old = [row for row in rows if _week(table, row["relname"]) + WEEK <= cutoff]
+        for row in old[:parts_max]:
             name = row["relname"]
-            if _week(table, name) + WEEK <= cutoff and await _drop(conn, table, name, row["inhdetachpending"]):
+            if await _drop(conn, table, name, row["inhdetachpending"]):
                 dropped.append(name)
     return dropped
 

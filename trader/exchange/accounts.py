@@ -18,7 +18,7 @@ import aiojobs
 import msgspec
 
 from trader.core import tasks
-from trader.core.clock import iso
+from trader.core.clock import EPOCH, iso
 from trader.core.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.core.events import EventBus, PositionsChanged, PostingRefused
 from trader.database.leadership import update_term
@@ -26,6 +26,7 @@ from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, AppliedTick, Run, Taken, all_taken, taken_with
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import OrderStatus
+from trader.exchange.domain.tick_order import BEFORE_FIRST, DateSpan, DateSpans, add_span, cut_out, resume
 from trader.exchange.events import TradesChanged
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql import accounts as store
@@ -37,8 +38,6 @@ T = TypeVar("T")
 
 _READ_APART_MAX: Final = 50
 """With more changed accounts than this, reading all at once is cheaper than reading each one."""
-
-_INSTANT: Final = timedelta(milliseconds=1)
 
 FINISH_S: Final = 2.0
 """How long a change in progress may take to finish when the term ends."""
@@ -98,6 +97,7 @@ class Accounts:
         self.version = 0
         self.processed: AppliedTick | None = None
         self.marks: Mapping[str, Decimal] = {}
+        self._spans: DateSpans = ()
         self._last_number = 0
         self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -115,11 +115,13 @@ class Accounts:
         symbols: Collection[str],
         now: datetime,
         catch_up: CatchUp | None = None,
-    ) -> None:
+        origin: tuple[str, datetime] | None = None,
+    ) -> DateSpan | None:
         """Start a term: rebuild every account and the marks from their rows, and check the ledger.
 
-        Ticks of a time after `now` were dated by a clock that was ahead, and get the time that it should have shown.
-        `catch_up` is called for an account that was in doubt, after it has been reread.
+        Processed ticks are dated by the present clock, whose origin is `origin`. `catch_up` is called for an account
+        that was in doubt, after it has been reread. Return the missed dates that are still to come by the present
+        clock, if it is behind: before anything else, they are to be caught up on.
 
         :raises StartError: the database belongs to another market or trading mode, its books do not balance, or an
             account holds a market that is not among the followed `symbols`
@@ -133,7 +135,7 @@ class Accounts:
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
                     "Run trader audit for the full list. Nothing was changed."
                 )
-            processed = await _bring_back(conn, state.processed, now)
+            processed, ahead = await _resume(conn, state, now, origin)
             accounts = await store.select_accounts(conn)
             _refuse_unfollowed(accounts, symbols)
             self._accounts = accounts
@@ -143,7 +145,9 @@ class Accounts:
             self._term = await update_term(conn)
         self._in_doubt.clear()
         self._catch_up = catch_up
-        self.processed, self.marks = processed, marks
+        self.processed, self.marks, self._spans = processed, marks, state.spans
+        if processed is not None and not state.spans:  # the database was filled from a past
+            self._spans = add_span((), EPOCH, processed.at)
         numbers = [account.seen_tick for account in accounts.values()]
         self._last_number = max(numbers, default=0) if processed is None else max(processed.number, *numbers, 0)
         self._writer.start(self._term)
@@ -151,6 +155,7 @@ class Accounts:
         positions = sum(len(account.positions) for account in accounts.values())
         resting = sum(len(account.resting) for account in accounts.values())
         log.info("restored %d accounts with %d positions and %d resting orders", len(accounts), positions, resting)
+        return ahead
 
     async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
         """Read what the leader has changed since the last call. Return the last recorded marks. Writes nothing.
@@ -166,7 +171,7 @@ class Accounts:
                 _refuse_foreign(known_identity, identity)
             versions = await store.select_account_versions(conn)
             self._forget(self._accounts.keys() - versions.keys())
-            known = {account.id: (account.sequence, account.changed_at) for account in self._accounts.values()}
+            known = {each.id: (each.sequence, each.changed_at, each.seen_until) for each in self._accounts.values()}
             changed = tuple(account_id for account_id, version in versions.items() if known.get(account_id) != version)
             self.version += bool(changed)
             if len(changed) > _READ_APART_MAX:
@@ -384,16 +389,32 @@ class Accounts:
         """Record that the account has missed every tick after the last processed one."""
         self._in_doubt.setdefault(account_id, None if self.processed is None else LastSeen(self.processed, self.marks))
 
-    def set_back(self, at: datetime) -> None:
-        """Note that the clock was set back: the accounts in doubt have missed every tick from `at` on."""
-        for account_id, since in self._in_doubt.items():
-            if since is not None and since.tick.at >= at:
-                self._in_doubt[account_id] = since._replace(tick=since.tick._replace(at=at - _INSTANT))
+    def note_processed(self, tick: AppliedTick) -> None:
+        """Note that every account not in doubt has been through a tick, and so through its date."""
+        since = tick.at - BEFORE_FIRST if self.processed is None else min(self.processed.at, tick.at)
+        self._spans = add_span(self._spans, since, tick.at)
+        self.processed = tick
 
-    async def checkpoint(self, *, jumped_from: datetime | None = None) -> None:
+    def follow_jump(self, jump: timedelta) -> None:
+        """Date the processed ticks by the clock, which was just set by `jump`."""
+        if self.processed is not None:
+            self.processed = self.processed._replace(at=self.processed.at + jump)
+        for account_id, since in self._in_doubt.items():
+            if since is not None:
+                self._in_doubt[account_id] = since._replace(tick=since.tick._replace(at=since.tick.at + jump))
+
+    async def record_jump(self, origin: tuple[str, datetime]) -> None:
+        """Date the processed ticks in the database by the clock that was set, which gives its origin this date.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        async with self._database.writing() as conn:
+            await store.update_times_seen(conn, None, self._term, origin)
+
+    async def checkpoint(self, origin: tuple[str, datetime] | None = None) -> None:
         """Record in the database up to which tick every account has been processed, and the marks as of that tick.
 
-        `jumped_from`: the last processed tick ends a gap that began at this time.
+        `origin`: that of the clock that dates this tick.
 
         :raises Unavailable: the database cannot answer now; the next checkpoint covers this one
         """
@@ -401,10 +422,10 @@ class Accounts:
         if self.processed is None or term is None:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
+        first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)
+        spans = cut_out(self._spans, first.tick.at, max(first.tick.at, self.processed.at))
         async with self._database.writing() as conn:
-            first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)
-            gap = None if jumped_from is None else (jumped_from, self.processed.at)
-            await store.update_processed_until(conn, term, first.tick, first.marks, gap=gap)
+            await store.update_processed_until(conn, term, first.tick, first.marks, spans, origin)
 
     async def _change(
         self, account_id: str, decide: Callable[[Account], Posting | None], within: Within
@@ -485,16 +506,28 @@ class Accounts:
         log.info("account %s was reread from its rows", account_id)
 
 
-async def _bring_back(conn: Connection, processed: AppliedTick | None, now: datetime) -> AppliedTick | None:
-    """Return the last applied tick, at the time that a clock which was ahead should have shown."""
-    if processed is None or (brought_back := await store.update_times_ahead(conn, now)) is None:
-        return processed
-    log.warning(
-        "the last applied tick is dated %s, in the future: the clock was ahead; continuing from %s",
-        iso(processed.at),
-        iso(brought_back),
-    )
-    return processed._replace(at=brought_back)
+async def _resume(
+    conn: Connection, state: store.ServiceState, now: datetime, origin: tuple[str, datetime] | None
+) -> tuple[AppliedTick | None, DateSpan | None]:
+    """Date the processed ticks by the present clock, unless it is behind. Return the last one, and what it missed."""
+    last, jump = state.processed, None
+    if last is None:
+        return None, None
+    if origin is not None and state.origin == origin[0] and state.origin_at is not None:
+        jump = origin[1] - state.origin_at
+    at, ahead = resume(state.spans, last.at, now, jump)
+    if ahead is not None:
+        log.warning("the clock is %s behind that of the last applied tick, %s", abs(jump or at - last.at), iso(last.at))
+    elif at != last.at:
+        log.warning(
+            "the last applied tick is dated %s, %s: the clock was set; continuing from %s",
+            iso(last.at),
+            "in the future" if last.at > now else "by another clock",
+            iso(at),
+        )
+        await store.update_times_seen(conn, at - last.at)
+    await store.update_baselines_ahead(conn, min(at, now), now)
+    return (last if ahead is not None else last._replace(at=at)), ahead
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

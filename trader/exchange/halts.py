@@ -62,7 +62,7 @@ class Halts:
 
     def __init__(self, database: Database, clock: Clock, events: EventBus, file: Path | None = None) -> None:
         self._database = database
-        self._clock = clock
+        self.clock = clock
         self._events = events
         self._file = file
         self._halts: tuple[Halt, ...] = ()
@@ -138,7 +138,7 @@ class Halts:
         self, account_id: str | None, cause: HaltCause, reason: str, by: str, verb: Verb, term: int | None
     ) -> OperatorCommand | None:
         """Put a halt in force in this process, and return its command; None if it was in force."""
-        halt = Halt(account_id=account_id, cause=cause, reason=reason, by=by, at=self._clock.now())
+        halt = Halt(account_id=account_id, cause=cause, reason=reason, by=by, at=self.clock.now())
         command = OperatorCommand(
             id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by, term=term
         )
@@ -222,7 +222,7 @@ class Halts:
             log.warning("halted, no position may be opened: %s (by %s)", after[key], after[key].by)
         for key in before.keys() - after.keys():
             log.warning("no longer halted: %s", before[key])
-        self._events.publish(HaltsChanged(self._clock.now(), halts))
+        self._events.publish(HaltsChanged(self.clock.now(), halts))
 
 
 def _write_file(file: Path, kept: Sequence[_Unsaved]) -> None:

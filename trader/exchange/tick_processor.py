@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -10,11 +12,12 @@ from functools import partial
 from typing import Final
 
 from trader.core import tasks
-from trader.core.clock import Clock, ScaledClock, interval_elapsed, iso
+from trader.core.clock import Clock, JumpWatch, ScaledClock, dated_origin, interval_elapsed, iso
 from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
 from trader.exchange.accounts import Accounts, LastSeen
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting
+from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import STALE_AFTER, Quote, Tick
@@ -34,8 +37,8 @@ CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 _TICKS_AT_ONCE: Final = 60
 """How many missed ticks are checked together when catching up."""
 
-_KEPT_MAX: Final = 600
-"""How many ticks are kept for an account that was in doubt while the source's history is read for it."""
+KEPT_MAX: Final = 600
+"""How many ticks are kept for accounts in doubt; what was missed before them is read from the source's history."""
 
 _INSTANT: Final = timedelta(milliseconds=1)
 
@@ -48,6 +51,7 @@ class TickProcessor:
         self._market = market
         self._clock = clock
         self._is_paced = isinstance(clock, ScaledClock)
+        self._jumps = JumpWatch(clock.now, clock.steady_s)
         self._rules = rules
         self._seen_until: datetime | None = None
         self._processed_quotes: Mapping[str, Quote] = {}
@@ -58,13 +62,23 @@ class TickProcessor:
         self._deciding = 0
         self._turn = asyncio.Event()
         self._checkpoint_due: datetime | None = None
-        self._is_live = False
+        self._is_live = self._is_jump_unsaved = False
         self._is_caught_up = False
         """Whether the last processed tick comes from the source's history, and not yet from the feed."""
 
         self._recovering: dict[str, asyncio.Task[None]] = {}
-        self._kept: dict[str, list[Moment]] = {}
-        """The ticks that were applied to all other accounts since the recovery of an account began."""
+        self._kept: deque[tuple[int, Moment]] = deque(maxlen=KEPT_MAX)
+        """The numbered ticks that were applied since the first of the accounts in doubt missed one."""
+
+        self._dropped = 0
+        """The number of the last tick that is kept no longer."""
+
+        self._reading = asyncio.Lock()
+        self._behind: dict[str, LastSeen] = {}
+        """The accounts that wait for the next reading of the source's history."""
+
+        self._read_to: dict[str, AppliedTick] = {}
+        self._read_again_s = -math.inf
 
         self._ask_again_at: datetime | None = None
         self._give_up_at: datetime | None = None
@@ -75,18 +89,31 @@ class TickProcessor:
         :raises StartError: the database belongs to another market or trading mode, its books do not balance, or an
             account holds a market that is not among the followed `symbols`
         """
-        await self._accounts.lead(identity, symbols, self._clock.now(), self._caught_up)
+        now, self._seen_until, self._checkpoint_due = self._clock.now(), None, None
+        self._jumps.jump()
+        self._is_jump_unsaved = False
+        self._kept.clear()
+        self._behind.clear()
+        ahead = await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
         self._market.restore_marks(self._accounts.marks)
         self._ask_again_at = self._give_up_at = None
-        since = self._accounts.processed_until
-        await self._catch_up_until(self._clock.now())
-        if since is not None:
-            await self._record_gap(since)
+        if ahead is not None:
+            await self._catch_up_ahead(ahead, now)
+        await self._catch_up_until(now)
+        await self.checkpoint()
         await self._market.prime()
         await self._catch_up_until(self._seen_until)
         # Nothing awaits from here on: the next tick is applied as it happens.
         self._note_processed()
         self._is_live = self._is_caught_up = True
+
+    async def _catch_up_ahead(self, missed: DateSpan, now: datetime) -> None:
+        """Catch up on ticks that the clock of an earlier leader dated later than the present clock does."""
+        try:
+            await self._catch_up_all(*missed)
+        except MarketUnavailable as error:
+            log.error("the ticks from %s to %s are lost and were not applied: %s", *map(iso, missed), error)
+        self._accounts.processed = self._accounts.next_tick(now)
 
     async def _catch_up_until(self, until: datetime | None) -> None:
         """Catch up, including on ticks that arrive in the meantime. If the market is away, leave a gap for later."""
@@ -162,13 +189,17 @@ class TickProcessor:
         turn.set()
 
     async def on_tick(self, tick: Tick) -> None:
-        """Apply a tick to every account: funding, resting orders, liquidation, exit plans."""
+        """Apply a tick to every account: funding, resting orders, liquidation, exit plans.
+
+        A clock that was set is no gap: the ticks before it are dated anew.
+        """
+        if (jump := self._jumps.jump(tick.at)) is not None:
+            self._follow_jump(jump)
         self._seen_until = tick.at
+        if self._is_jump_unsaved:
+            await self._save_jump()
         if not self._is_live or self._was_processed(tick):
             return
-        since = self._accounts.processed_until
-        if since is not None and since > tick.at:
-            self._accounts.set_back(tick.at)
         self._arrived = tick.at
         try:
             if not await self._close_gap(tick):
@@ -181,6 +212,22 @@ class TickProcessor:
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + CHECKPOINT_EVERY
             await self.checkpoint()
 
+    async def _save_jump(self) -> None:
+        try:
+            await self._accounts.record_jump(dated_origin(self._clock))
+            await self._accounts.checkpoint(dated_origin(self._clock))
+            self._is_jump_unsaved = False
+        except Unavailable as error:
+            log.warning("that the clock was set is not recorded yet: %s", error)
+
+    def _follow_jump(self, jump: timedelta) -> None:
+        log.warning("the clock was set by %s; the ticks applied so far are dated anew", jump)
+        self._is_caught_up, self._ask_again_at = False, None
+        self._seen_until = None if self._seen_until is None else self._seen_until + jump
+        self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
+        self._accounts.follow_jump(jump)
+        self._is_jump_unsaved = self._is_live
+
     async def _apply(self, tick: Tick) -> None:
         self._is_applying, self._is_caught_up = True, False
         try:
@@ -190,7 +237,8 @@ class TickProcessor:
             quotes, marks = dict(self._market.quotes()), dict(self._market.marks)
             moment = Moment(tick.at, quotes, marks, frozenset(tick.quotes), self._accounts.marks)
             await self._apply_to_all(moment, applied, list(self._accounts.by_id))
-            self._accounts.processed = applied
+            if (last := self._accounts.processed) is None or last.number < applied.number:
+                self._accounts.note_processed(applied)
         finally:
             self._is_applying = False
             self._note_processed()
@@ -208,9 +256,9 @@ class TickProcessor:
         since = self._accounts.processed_until
         if since is None or (not self._is_in_gap and tick.at - since <= STALE_AFTER):
             return True
-        if self._give_up_at is None or self._ask_again_at is None:
-            self._give_up_at, self._ask_again_at = tick.at + _CATCH_UP_FOR, tick.at
-        if not interval_elapsed(self._ask_again_at, _CATCH_UP_EVERY, tick.at):
+        if self._give_up_at is None:
+            self._give_up_at = tick.at + _CATCH_UP_FOR
+        if self._ask_again_at is not None and tick.at < self._ask_again_at:
             return False
         self._ask_again_at = tick.at + _CATCH_UP_EVERY
         try:
@@ -225,24 +273,13 @@ class TickProcessor:
                 return False
             log.error("the ticks from %s to %s are lost and were not applied: %s", iso(since), iso(tick.at), error)
         self._give_up_at = self._ask_again_at = None
-        # Before anything is dated by a clock that may be ahead: a later start must be able to tell.
-        self._accounts.processed = self._accounts.next_tick(tick.at - _INSTANT)
-        await self._record_gap(since)
+        self._accounts.note_processed(self._accounts.next_tick(tick.at - _INSTANT))
         return True
 
-    async def _record_gap(self, since: datetime) -> None:
-        """Record that the last processed tick ends a gap, if it does."""
-        until = self._accounts.processed_until
-        if until is not None and until - since > STALE_AFTER:
-            await self.checkpoint(jumped_from=since)
-
-    async def checkpoint(self, *, jumped_from: datetime | None = None) -> None:
-        """Record the last processed tick; if the database is unavailable, the next checkpoint covers this one.
-
-        `jumped_from`: the tick ends a gap that began at this time.
-        """
+    async def checkpoint(self) -> None:
+        """Record the last processed tick; if the database is unavailable, the next checkpoint covers this one."""
         try:
-            await self._accounts.checkpoint(jumped_from=jumped_from)
+            await self._accounts.checkpoint(dated_origin(self._clock))
         except Unavailable as error:
             log.warning("the last processed tick was not recorded: %s", error)
 
@@ -250,9 +287,7 @@ class TickProcessor:
         self, moment: Moment, tick: AppliedTick, account_ids: Iterable[str], *, since: AppliedTick | None = None
     ) -> None:
         """Apply a tick to these accounts, those in doubt excepted; `since` the one from which missed ticks are read."""
-        for kept in self._kept.values():
-            if len(kept) <= _KEPT_MAX:
-                kept.append(moment)
+        self._keep(tick.number, moment)
         due = []
         for turn, account_id in enumerate(account_ids, start=1):
             account = self._accounts.by_id.get(account_id)
@@ -267,17 +302,31 @@ class TickProcessor:
             some = due[start : start + _ACCOUNTS_PER_TURN]
             await asyncio.gather(*(self._apply_to(account_id, moment, tick, since) for account_id in some))
 
+    def _keep(self, number: int, moment: Moment) -> None:
+        """Keep a tick for the accounts that miss it."""
+        if not self._accounts.in_doubt:
+            self._kept.clear()
+        if len(self._kept) == KEPT_MAX:
+            self._dropped = self._kept[0][0]
+        self._kept.append((number, moment))
+
     async def _apply_to(self, account_id: str, moment: Moment, tick: AppliedTick, since: AppliedTick | None) -> None:
         try:
-            await self._accounts.apply(account_id, partial(self._decide, moment=moment, since=since), tick)
+            await self._accounts.apply(
+                account_id, partial(self._decide, moment=moment, since=since, number=tick.number), tick
+            )
         except (Unavailable, LedgerViolated, InternalError) as error:
             # One account must not keep the others from following the market; it is reread after this tick.
             self._accounts.mark_missed(account_id)
             log.error("account %s missed a tick and will catch up later: %s", account_id, error)
 
-    def _decide(self, account: Account, moment: Moment, *, since: AppliedTick | None) -> Posting | None:
+    def _decide(
+        self, account: Account, moment: Moment, *, since: AppliedTick | None = None, number: int | None = None
+    ) -> Posting | None:
         """Apply a tick to an account. After `since`, the account may already have had some of the missed ticks."""
         if since is not None and moment.at <= account.seen_to(since):
+            return None
+        if number is not None and number <= account.seen_tick:  # it has just caught up on this one
             return None
         try:
             return apply_tick(account, moment, self._rules, self._market.funding_rate)
@@ -295,10 +344,10 @@ class TickProcessor:
         assert begin is not None, "`since` is its time"
         before = sum(account.sequence for account in self._accounts.by_id.values())
         async for moments in missed_moments(self._market, since, until, self._accounts.marks, applied=True):
-            if all(account.is_idle for account in self._accounts.by_id.values()):
+            if not self._accounts.in_doubt and all(account.is_idle for account in self._accounts.by_id.values()):
                 break
             await self._catch_up_on(moments, begin)
-        self._accounts.processed = self._accounts.next_tick(until)
+        self._accounts.note_processed(self._accounts.next_tick(until))
         changes = sum(account.sequence for account in self._accounts.by_id.values()) - before
         log.info("caught up on %s of the market: %d rows posted", until - since, changes)
 
@@ -315,10 +364,13 @@ class TickProcessor:
             self._market.restore_marks(moment.marks)
             applied = self._accounts.next_tick(moment.at)
             await self._apply_to_all(moment, applied, affected, since=since)
-            self._accounts.processed, self._accounts.marks = applied, moment.marks
+            self._accounts.note_processed(applied)
+            self._accounts.marks = moment.marks
 
     def _recover_all(self) -> None:
         """Let every account in doubt be reread and catch up on its own, while the market continues."""
+        if self._clock.steady_s() < self._read_again_s:
+            return
         for account_id in self._accounts.in_doubt:
             if account_id not in self._recovering and not self._accounts.under_way(account_id):
                 recovery = tasks.start(self._recover(account_id), f"recovery of {account_id}")
@@ -336,38 +388,55 @@ class TickProcessor:
     async def _caught_up(self, account_id: str) -> AsyncIterator[None]:
         """Catch up one account that was in doubt, and hold off the next tick; used under the account's lock.
 
-        Only its reading of the source's history takes long. The ticks that the other accounts get meanwhile are kept
-        for it.
+        Ticks that are no longer kept are read from the source's history, which alone takes long.
         """
-        try:
-            async with self.between_ticks():
-                since, until = self._accounts.in_doubt.get(account_id), self._accounts.processed
-                kept = self._kept[account_id] = []
-            if since is not None and until is not None and not self._accounts.by_id[account_id].is_idle:
-                await self._catch_up(account_id, since, until)
-            async with self.between_ticks():
-                if len(kept) > _KEPT_MAX:
-                    raise Unavailable(f"The account {account_id} took too long to catch up on the market.")
-                await self._apply_missed(account_id, kept)
-                yield
-        finally:
-            self._kept.pop(account_id, None)
+        async with self.between_ticks():
+            since = self._accounts.in_doubt.get(account_id)
+        number = 0 if since is None else since.tick.number
+        if since is not None and self._dropped > number and not self._accounts.by_id[account_id].is_idle:
+            number = (await self._read_missed(account_id, since)).number
+        async with self.between_ticks():
+            if self._dropped > number and not self._accounts.by_id[account_id].is_idle:
+                raise Unavailable(f"The account {account_id} took too long to catch up on the market.")
+            while kept := [each for each in self._kept if each[0] > number]:
+                for number, moment in kept:
+                    if number > self._accounts.by_id[account_id].seen_tick:
+                        await self._apply_missed(account_id, AppliedTick(number, moment.at), moment)
+            yield
 
-    async def _catch_up(self, account_id: str, since: LastSeen, until: AppliedTick) -> None:
+    async def _read_missed(self, account_id: str, since: LastSeen) -> AppliedTick:
+        """Apply the source's history to an account, up to the returned tick; those that wait for it share one reading.
+
+        :raises Unavailable: the source has failed, or did so in the last seconds
+        """
+        self._behind[account_id] = since
+        async with self._reading:
+            if account_id in self._behind:
+                behind, self._behind = self._behind, {}
+                await self._read_for(behind)
+        if (read_to := self._read_to.pop(account_id, None)) is None:
+            raise Unavailable(f"The account {account_id} cannot catch up on the market now.")
+        return read_to
+
+    async def _read_for(self, behind: Mapping[str, LastSeen]) -> None:
+        if self._clock.steady_s() < self._read_again_s:
+            raise Unavailable("The accounts cannot catch up on the market: its source failed a moment ago.", 10)
+        until, first = self._accounts.processed, min(behind.values(), key=lambda each: each.tick)
+        assert until is not None, "the accounts have missed ticks"
         try:
-            async for moments in missed_moments(self._market, since.tick.at, until.at, since.marks):
-                await self._apply_missed(account_id, moments, since.tick)
+            async for moments in missed_moments(self._market, first.tick.at, until.at, first.marks):
+                for account_id, since in behind.items():
+                    for moment in moments:
+                        if moment.at > self._accounts.by_id[account_id].seen_to(since.tick):
+                            await self._apply_missed(account_id, until._replace(at=moment.at), moment)
         except MarketUnavailable as error:
-            raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
+            self._read_again_s = self._clock.steady_s() + _CATCH_UP_EVERY.total_seconds()
+            raise Unavailable(f"The accounts in doubt cannot catch up on the market now: {error}") from error
+        self._read_to |= dict.fromkeys(behind, until)
 
-    async def _apply_missed(self, account_id: str, moments: Iterable[Moment], since: AppliedTick | None = None) -> None:
-        """Apply missed ticks to one account. `since`: the last tick before them, if it may have seen some of them."""
-        processed = self._accounts.processed
-        for moment in moments:
-            if processed is None or self._accounts.by_id[account_id].is_idle:
-                return
-            seen = AppliedTick(processed.number, moment.at)
-            posting = self._accounts.decide(account_id, partial(self._decide, moment=moment, since=since), seen)
+    async def _apply_missed(self, account_id: str, seen: AppliedTick, moment: Moment) -> None:
+        if not self._accounts.by_id[account_id].is_idle:
+            posting = self._accounts.decide(account_id, partial(self._decide, moment=moment), seen)
             if posting is not None:
                 await self._accounts.commit(posting)
 

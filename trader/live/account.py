@@ -216,7 +216,7 @@ class LiveAccount:
     async def _read_fees(self) -> None:
         """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""
         now = self._context.clock.now()
-        if now < self._fees_due:
+        if not interval_elapsed(self._fees_due, _FEES_EVERY, now):
             return
         self._fees_due = now + _FEES_EVERY
         try:

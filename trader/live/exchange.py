@@ -14,7 +14,7 @@ from typing import Final
 import aiojobs
 
 from trader.core import tasks
-from trader.core.clock import interval_elapsed
+from trader.core.clock import dated_origin, interval_elapsed
 from trader.core.errors import InvalidInput, Issue, MarketDataError, Precondition, StartError, Unavailable
 from trader.core.events import Event, MarketChecked
 from trader.core.money import format_decimal
@@ -69,7 +69,7 @@ class LiveExchange(ExchangeBase):
             two models would trade one account; an account that is new here already holds positions or orders
         """
         now = self._context.clock.now()
-        await self._accounts.lead(self._identity, self._settings.markets, now)
+        await self._accounts.lead(self._identity, self._settings.markets, now, origin=dated_origin(self._context.clock))
         self._market.restore_marks(self._accounts.marks)
         await self._market.prime()
         self._jobs = aiojobs.Scheduler()
@@ -119,7 +119,8 @@ class LiveExchange(ExchangeBase):
         self._rules.markets.update(self._market.markets)
         if not self._is_live:
             return
-        self._accounts.processed, self._accounts.marks = self._accounts.next_tick(tick.at), dict(self._market.marks)
+        self._accounts.note_processed(self._accounts.next_tick(tick.at))
+        self._accounts.marks = dict(self._market.marks)
         for account in self._live_accounts.values():
             account.on_marks()
         if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
@@ -255,7 +256,7 @@ class LiveExchange(ExchangeBase):
 
     async def _checkpoint(self) -> None:
         try:
-            await self._accounts.checkpoint()
+            await self._accounts.checkpoint(dated_origin(self._context.clock))
         except Unavailable as error:
             log.warning("the time until which the market was followed is not recorded: %s", error)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from trader.core.clock import interval_elapsed
 from trader.core.events import VenueDiffers
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account
@@ -204,7 +205,7 @@ class Reconciler:
     async def _record_agreement(self) -> None:
         now = self._context.clock.now()
         self._agreed_at = now
-        if now - self._recorded_at >= _RECORD_EVERY:
+        if interval_elapsed(self._recorded_at + _RECORD_EVERY, _RECORD_EVERY, now):
             async with self._context.database.writing() as conn:
                 await store.update_agreed_at(conn, self._ledger.account_id, now)
             self._recorded_at = now

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from trader.core.clock import EPOCH, ceil_time, floor_time
+from trader.core.clock import EPOCH, ceil_time, floor_time, interval_elapsed
 from trader.core.errors import MarketUnavailable
 from trader.database.pool import Database
 from trader.market.domain.markets import Candle
@@ -54,7 +54,8 @@ class Candles:
     async def record(self, now: datetime, since: datetime) -> None:
         """Record the minutes closed since the last call; the first call starts `LEAD_IN` before `since` or at a gap.
 
-        Candles that the source does not have yet are recorded later. Minutes past the retention are deleted once a day.
+        Candles that the source does not have yet are recorded later. Minutes past the retention are deleted once a day,
+        a week at most: the clock may be ahead.
         """
         end = floor_time(now, _MINUTE)
         oldest = ceil_time(max(now - self._retention, since - LEAD_IN), _MINUTE)
@@ -64,12 +65,13 @@ class Candles:
             async with self._database.connection() as conn:
                 last = await store.select_last_minutes(conn, symbols)
             self._recorded_until.update({symbol: at + _MINUTE for symbol, at in last.items()})
+        newest = max(self._recorded_until.values(), default=now)
         for _ in range(CHUNKS_MAX):
             if not await self._record_chunk(oldest, end):
                 break
-        if self._retired_at is None or now - self._retired_at >= _DAY:
+        if self._retired_at is None or interval_elapsed(self._retired_at + _DAY, _DAY, now):
             async with self._database.writing() as conn:
-                await store.delete_minutes(conn, now - self._retention)
+                await store.delete_minutes(conn, min(now, newest + _DAY) - self._retention)
             self._retired_at = now
 
     async def _record_chunk(self, oldest: datetime, end: datetime) -> bool:

@@ -345,9 +345,14 @@ class MarketFeed:
             self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")
 
     def _follow_back(self, span: timedelta) -> None:
-        """Drop cached ticks that lie in the future after the clock was set back; candles are read again anyway."""
+        """Drop cached ticks that lie in the future after the clock was set back; no wait becomes longer.
+
+        Candles are read again anyway.
+        """
         logger.warning("The clock was set back: the market's time is %s behind its last update", span)
         self._recent.clear()
+        for waiter in self._waiters:
+            waiter.moment -= span
 
     # Candles
 

@@ -16,7 +16,7 @@ from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.tools import Change
 from trader.agents.observer import Observer
 from trader.agents.variants import VARIANTS
-from trader.core.clock import Clock, iso
+from trader.core.clock import Clock, JumpWatch, interval_elapsed, iso
 from trader.core.errors import MarketUnavailable
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
@@ -78,12 +78,14 @@ class Baselines:
         self._seen_until: datetime | None = None
         self._seen_marks: Marks = {}
         self._is_leading = self._is_caught_up = False
+        self._jumps = JumpWatch(clock.now, clock.steady_s)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def lead(self) -> None:
         """Read the baselines and catch up on missed ticks."""
         now = self._clock.now()
+        self._jumps.jump()
         self._followers, self._seen_until, self._seen_marks = {}, None, dict(self._market.marks)
         async with self._database.reading() as conn:
             for baseline, state, seen_until in await store.select_baseline_states(conn):
@@ -109,6 +111,8 @@ class Baselines:
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply a tick to every baseline, then execute the decisions waiting for it."""
+        if (jump := self._jumps.jump(tick.at)) is not None and self._seen_until is not None:
+            self._seen_until, self._is_caught_up = self._seen_until + jump, False
         if not self._is_leading or (self._is_caught_up and was_caught_up_on(tick, self._seen_until)):
             return
         self._is_caught_up = False
@@ -118,8 +122,11 @@ class Baselines:
         marks = self._market.marks
         moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
         self._apply(moment)
+        latency = timedelta(milliseconds=self._settings.latency_ms)
         for follower in self._followers.values():
-            if follower.waiting is None or tick.at < follower.waiting[1] or not has_marks(follower.account, marks):
+            if follower.waiting is None or not has_marks(follower.account, marks):
+                continue
+            if not interval_elapsed(follower.waiting[1], latency, tick.at):
                 continue
             (decisions, _), follower.waiting = follower.waiting, None
             assert follower.baseline.variant is not None, "only a rule agent decides"

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from trader.agents.sql.models import select_models
-from trader.core.clock import floor_time, interval_elapsed
+from trader.core.clock import JumpWatch, floor_time, interval_elapsed
 from trader.core.errors import Unavailable
 from trader.core.money import divide, format_decimal, from_number
 from trader.database.pool import Database
@@ -47,6 +47,7 @@ class HourBounds:
         self._database = database
         self._exchange = exchange
         self._halts = halts
+        self._jumps = JumpWatch(halts.clock.now, halts.clock.steady_s)
         self._season: Season | None = None
         self._entrants: frozenset[str] = frozenset()
         self._hour: datetime | None = None
@@ -62,6 +63,7 @@ class HourBounds:
         :raises Unavailable: the database cannot answer now
         """
         self._hour = _hour_of(now)
+        self._jumps.jump()
         await self._read(now)
         async with self._database.reading() as conn:
             self._starts = {
@@ -82,7 +84,12 @@ class HourBounds:
         self._read_due = now + _READ_EVERY
 
     async def on_tick(self, tick: Tick) -> None:
-        """Check the bounds when due, after the tick has been applied to the accounts."""
+        """Check the bounds when due, after the tick has been applied to the accounts.
+
+        A clock that was set does not end an hour: what was lost or gained since its start counts on.
+        """
+        if self._hour is not None and self._jumps.jump(tick.at) is not None:
+            self._hour, self._due = _hour_of(tick.at), None if self._due is None else tick.at
         term = self._exchange.term
         if self._due is None or term is None or not interval_elapsed(self._due, _CHECK_EVERY, tick.at):
             return

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trader.agents.sql.models import select_models
-from trader.core.clock import Clock
+from trader.core.clock import Clock, interval_elapsed
 from trader.core.errors import NotFound
 from trader.core.variant_id import VariantId
 from trader.database.partitions import drop_partitions_before, ensure_partitions, week_of
@@ -133,17 +133,20 @@ class PortfolioService:
             self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
 
     async def maintain(self, now: datetime) -> None:
-        """Create the partitions of this week and the next, and once a day drop those beyond the retention.
+        """Create the partitions of this week and the next, and once a day drop the oldest one beyond the retention.
 
-        Idempotent, and cheap if there is nothing to do.
+        The retention ends with the newest snapshot, since the clock may be ahead. Idempotent, and cheap if there is
+        nothing to do.
         """
         if self._week != week_of(now):
             async with self._database.writing() as conn:
                 await ensure_partitions(conn, now)
             self._week = week_of(now)
-        if self._retired_at is None or now - self._retired_at >= _DAY:
+        if self._retired_at is None or interval_elapsed(self._retired_at + _DAY, _DAY, now):
             async with self._database.writing() as conn:
-                dropped = await drop_partitions_before(conn, now - self._retention)
+                newest = await store.select_newest(conn)
+                until = now if newest is None else min(now, newest)
+                dropped = await drop_partitions_before(conn, until - self._retention, parts_max=1)
             self._retired_at = now
             if dropped:
                 log.info("Dropped %s: older than %d days.", ", ".join(dropped), self._retention.days)
@@ -281,4 +284,4 @@ def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> 
         return True
     if last is None or last.run_id != account.run.id:
         return True
-    return last.created_at < now.replace(minute=0, second=0, microsecond=0)
+    return not now.replace(minute=0, second=0, microsecond=0) <= last.created_at <= now  # or by a clock that was ahead

@@ -8,7 +8,7 @@ from support.books import DEFAULT_MARKETS, RULES, START, deep_quote, make_quote,
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.exchange.domain import account as figures
-from trader.exchange.domain.orders import Cause, OrderSide, OrderStatus
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, OrderStatus
 from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import MarginTier
 from trader.market.sources.rows import PRESET_MARKETS
@@ -449,14 +449,17 @@ def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:
     assert posting.trades == []
 
 
-def test_a_boundary_that_an_account_has_reached_does_not_wait_for_a_clock_set_back() -> None:
+def test_nothing_is_due_by_the_date_of_an_account_whose_clock_was_ahead() -> None:
     desk = leveraged()
-    desk.tick(deep_quote("ETH", 2_000), after=timedelta(minutes=30))
-    posting = desk.tick(deep_quote("SOL", 100), after=-timedelta(minutes=20))
+    desk.set_plan(ExitPlan(time_exit=START + timedelta(hours=6)))
+    desk.tick(deep_quote("ETH", 2_000), after=timedelta(hours=3))
+    assert desk.tick(deep_quote("SOL", 100), after=-timedelta(hours=3)) is None
+    posting = desk.tick(deep_quote("SOL", 100), after=timedelta(minutes=30))
     assert posting is not None
     assert [(payment.symbol, payment.boundary) for payment in posting.funding] == [
         ("SOL", START + timedelta(minutes=30))
     ]
+    assert posting.trades == []
 
 
 def test_no_funding_for_a_position_opened_at_the_boundary() -> None:

@@ -198,8 +198,10 @@ class Taken(msgspec.Struct, frozen=True):
         return self.buy if side is OrderSide.BUY else self.sell
 
     def plus(self, side: OrderSide, take: Take) -> "Taken":
-        """Add the latest take, and drop takes that are too old to matter."""
+        """Add the latest take, and drop takes that are too old to matter, or were dated by a clock that was ahead."""
         takes = self.of(side)
+        if takes and takes[-1].at > take.at:
+            takes = tuple(earlier for earlier in takes if earlier.at <= take.at)
         if takes and take.at - takes[0].at >= TAKEN_KEPT:
             takes = tuple(earlier for earlier in takes if take.at - earlier.at < TAKEN_KEPT)
         if takes and takes[-1].at == take.at:

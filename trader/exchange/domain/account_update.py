@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.clock import SET_BACK_LEAST
 from trader.core.money import ONE, ZERO, divide
 from trader.exchange.domain.account import (
     Account,
@@ -51,13 +52,20 @@ from trader.market.domain.markets import Quote
 
 
 class AccountUpdate:
-    """A mutable copy of an account. Methods change it and collect the rows; `posting` finishes it."""
+    """A mutable copy of an account. Methods change it and collect the rows; `posting` finishes it.
+
+    `now` decides what is due. `at` dates the rows: it never goes back with the clock, and decides nothing.
+    """
 
     def __init__(self, account: Account, rules: ExchangeRules, marks: Marks, at: datetime) -> None:
         self.before = account
         self.rules = rules
         self.marks = marks
+        self.now = at
         self.at = max(at, account.changed_at)
+        self._taking_at = (
+            at if self.at - at > SET_BACK_LEAST else self.at
+        )  # depth recovers by a clock that was set back
         self.sequence = account.sequence
         self.realized = account.realized
         self.fees = account.fees
@@ -181,12 +189,12 @@ class AccountUpdate:
     def find(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
         """Return the executions that the quote's book offers, without the quantities missing from it."""
         taken, lot = self.taken.get(quote.symbol, Taken()), self.rules.markets[quote.symbol].lot
-        gone = gone_from(taken, side, self.at, self.rules.book_recovery, lot)
+        gone = gone_from(taken, side, self._taking_at, self.rules.book_recovery, lot)
         return walk(quote.book, side, quantity, gone, limit)
 
     def note_taken(self, symbol: str, side: OrderSide, quantity: Decimal) -> None:
         """Record a quantity that is missing from the market's books from now on."""
-        self.taken[symbol] = self.taken.get(symbol, Taken()).plus(side, Take(self.at, quantity))
+        self.taken[symbol] = self.taken.get(symbol, Taken()).plus(side, Take(self._taking_at, quantity))
 
     def execute(
         self,
@@ -241,7 +249,7 @@ class AccountUpdate:
                 confidence=terms.confidence,
                 invocation_id=terms.invocation_id,
                 opened_at=self.at,
-                funded_until=self.at,
+                funded_until=self.at,  # no hour is paid twice
             )
         else:
             position = msgspec.structs.replace(

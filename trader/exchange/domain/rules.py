@@ -63,7 +63,7 @@ def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, 
     quote = moment.quotes[order.symbol]
     limit = passive_limit(order, market)
     refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
-        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), update.at)
+        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), update.now)
     )
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
@@ -206,7 +206,7 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     if position is None:
         return no_position(symbol)
     update = AccountUpdate(account, rules, moment.marks, moment.at)
-    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], update.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], update.now)
     if refusal is not None:
         return refusal
     update.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from trader.core.clock import interval_elapsed
 from trader.core.money import ZERO, ceil_to, floor_to
 from trader.exchange.domain.account import (
     Account,
@@ -29,7 +30,7 @@ from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, MarkAt, Posting, RateOfHour
 from trader.exchange.domain.matching import Execution, totals
 from trader.exchange.domain.orders import CLOSING_SIDE, Cause, OrderSide
-from trader.market.domain.markets import PriceRange, Quote
+from trader.market.domain.markets import STALE_AFTER, PriceRange, Quote
 
 _SMALL: Final = 10
 """A liquidation closes a position below this multiple of the minimum notional in full."""
@@ -83,7 +84,7 @@ def fund_held(
             continue
         position, every = update.positions[symbol], update.rules.funding_hours(symbol)
         last = position.funded_until
-        for last in hours_crossed(position.funded_until, update.at, every):
+        for last in hours_crossed(position.funded_until, update.now, every):
             if rate := rate_of_hour(symbol, last) * every:
                 mark = mark_at(symbol, last)
                 amount = -position.side.direction * position.quantity * mark * rate
@@ -96,7 +97,6 @@ def fund_held(
 def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
     """Return whether a tick changes the account at all. Fast, since it runs for every account on every tick."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
-    at = max(moment.at, account.changed_at)  # as in an update, an account's time never goes back with the clock
     touched = False
     for symbol, position in account.positions.items():
         if symbol not in updated:
@@ -104,8 +104,8 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
         touched = True
         if _is_last(symbol, moment.at, rules):
             return True
-        boundary = last_boundary(at, rules.funding_hours(symbol))
-        if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
+        boundary = last_boundary(moment.at, rules.funding_hours(symbol))
+        if position.funded_until < boundary or fired_trigger(position, marks[symbol], moment.at) is not None:
             return True
     for order in account.resting:
         symbol = order.symbol
@@ -116,7 +116,7 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
 
 def _is_reached(order: RestingOrder, quote: Quote, rules: ExchangeRules) -> bool:
     """Return whether the mark or best opposite price is at or beyond the limit, in a book newer than the order."""
-    if quote.at <= order.created_at:
+    if not interval_elapsed(order.created_at, STALE_AFTER, quote.at):  # a much earlier date is of a clock set back
         return False
     if rules.limit_fills == "touch":
         return quote.mark <= order.limit_price if order.side is OrderSide.BUY else quote.mark >= order.limit_price
@@ -162,7 +162,7 @@ def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
 
 def _affords(update: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
     """Return whether available cash stays at or above zero if the resting order fills; tried on a copy."""
-    trial = AccountUpdate(update.account(), update.rules, update.marks, update.at)
+    trial = AccountUpdate(update.account(), update.rules, update.marks, update.now)
     trial.fill_resting(order, [Execution(order.limit_price, quantity)])
     return free_margin(trial.account(), trial.marks) >= 0
 
@@ -191,19 +191,20 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
     The trigger's order meets the first book at or after the latency. What that book cannot take is filled no better
     than at the stop.
     """
-    symbol = position.symbol
-    cause = fired_trigger(position, moment.marks[symbol], update.at)
-    if cause is None or (position.closing_at is not None and moment.at < position.closing_at):
+    symbol, latency = position.symbol, update.rules.latency
+    cause = fired_trigger(position, moment.marks[symbol], moment.at)
+    due = position.closing_at
+    if cause is None or (due is not None and not interval_elapsed(due, latency, moment.at)):
         return
     has_fired = position.closing is not None
-    if has_fired or not update.rules.latency:
+    if has_fired or not latency:
         side = CLOSING_SIDE[position.side]
         executions = update.take(moment.quotes[symbol], side, position.quantity)
         if has_fired and position.closing_at is None:
             executions = _at_best_at_the_stop(position, cause, executions, update.rules.markets[symbol].tick)
         if executions:
             update.execute(symbol, side, executions, cause)
-    due = None if has_fired or not update.rules.latency else update.at + update.rules.latency
+    due = None if has_fired or not latency else moment.at + latency
     rest = update.positions.get(symbol)
     if rest is not None and (rest.closing, rest.closing_at) != (cause.value, due):
         update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value, closing_at=due)
@@ -276,7 +277,8 @@ def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> bool:
     rule, notional = update.rules.liquidation, position.notional(update.marks[symbol])
     is_small = notional < _SMALL * market.min_notional if rule.whole_up_to is None else notional <= rule.whole_up_to
     last = update.before.partly_liquidated_at
-    cools_down = last is not None and update.at < last + timedelta(seconds=rule.cooldown_s)
+    cooldown = timedelta(seconds=rule.cooldown_s)
+    cools_down = last is not None and not interval_elapsed(last + cooldown, cooldown, update.now)
     is_whole = is_small or cools_down
     quantity = position.quantity if is_whole else ceil_to(position.quantity * rule.part, market.lot)
     executions = update.take(quote, side, quantity)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
@@ -22,6 +22,7 @@ from trader.exchange.domain.account import (
     Taken,
 )
 from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
+from trader.exchange.domain.tick_order import DateSpan, DateSpans
 from trader.exchange.sql.trades import trade_of_row
 from trader.record.domain.results import REMOVED
 from trader.record.sql.chain import insert_record
@@ -270,16 +271,23 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """The identity of the database, and the tick up to which every account has been processed."""
+    """The identity of the database, and the tick up to which every account has been processed.
+
+    `spans` are the dates of applied ticks; `origin` and its date `origin_at` are those of the clock of that tick.
+    """
 
     identity: DatabaseIdentity
     processed: AppliedTick | None
+    spans: DateSpans
+    origin: str | None
+    origin_at: datetime | None
 
 
 UPSERT_SERVICE_STATE = """
 INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
 ON CONFLICT (only_row) DO UPDATE SET only_row = true
-RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until
+RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until,
+          applied_spans, origin, origin_at
 """
 
 
@@ -289,7 +297,9 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     assert record is not None
     until = record["processed_until"]
     processed = None if until is None else AppliedTick(record["processed_tick"], until)
-    return ServiceState(part_of_row(record, DatabaseIdentity), processed)
+    ends = iter(record["applied_spans"])
+    spans = tuple(map(DateSpan, ends, ends))
+    return ServiceState(part_of_row(record, DatabaseIdentity), processed, spans, record["origin"], record["origin_at"])
 
 
 SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
@@ -365,8 +375,7 @@ WITH marked AS (
     ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
 )
 UPDATE service_state
-SET processed_until = $1, processed_tick = $5,
-    jumped_from = coalesce($6, jumped_from), jumped_to = coalesce($7, jumped_to)
+SET processed_until = $1, processed_tick = $5, applied_spans = $6, origin = $7, origin_at = $8
 WHERE term = $4 AND processed_tick <= $5
 """
 
@@ -376,44 +385,54 @@ async def update_processed_until(
     term: int,
     tick: AppliedTick,
     marks: Mapping[str, Decimal],
-    *,
-    gap: tuple[datetime, datetime] | None = None,
+    spans: DateSpans = (),
+    origin: tuple[str, datetime] | None = None,
 ) -> None:
     """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
 
     Ticks are compared by their order, since the time of a later one is earlier if the clock was set back.
-    `gap`: the start and the end of a gap that has just ended, for `update_times_ahead`.
+    `spans`: the dates of applied ticks. `origin`: the clock's, and its date.
     A process that has lost its lock without knowing it sees accounts that another process has changed: its record would
     make a later leader skip ticks that those accounts have missed.
     """
-    jumped_from, jumped_to = gap or (None, None)
+    ends = [end for span in spans for end in span]
+    clock = origin or (None, None)
     await conn.execute(
-        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, jumped_from, jumped_to
+        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, ends, *clock
     )
 
 
-BROUGHT_BACK = """
-least($1, CASE WHEN jumped_to > $1 AND {time} >= jumped_to THEN {time} - (jumped_to - jumped_from) ELSE {time} END)
-"""
-"""The time of a tick by the present clock ($1): one that lies in the future was dated by a clock that was ahead."""
-
-UPDATE_TIMES_AHEAD = f"""
-WITH brought_back AS (
-    UPDATE accounts SET seen_until = {BROUGHT_BACK.format(time="seen_until")} FROM service_state WHERE seen_until > $1
-), baselines_brought_back AS (
-    UPDATE baselines
-    SET seen_until = least({BROUGHT_BACK.format(time="seen_until")}, {BROUGHT_BACK.format(time="processed_until")})
-    FROM service_state WHERE seen_until > $1
+UPDATE_TIMES_SEEN = """
+WITH jump AS (
+    SELECT coalesce($1, $2 - origin_at) AS span FROM service_state WHERE $1 IS NOT NULL OR (term = $3 AND origin = $4)
+), accounts_seen AS (
+    UPDATE accounts SET seen_until = seen_until + span FROM jump WHERE seen_until IS NOT NULL AND $1 IS NOT NULL
+), baselines_seen AS (
+    UPDATE baselines SET seen_until = seen_until + span FROM jump
 )
-UPDATE service_state SET processed_until = {BROUGHT_BACK.format(time="processed_until")}
-WHERE processed_until > $1 RETURNING processed_until
-"""  # noqa: S608 - constants of this module
+UPDATE service_state SET processed_until = processed_until + span, origin_at = origin_at + span FROM jump
+"""
 
 
-async def update_times_ahead(conn: Connection, now: datetime) -> datetime | None:
-    """Correct the times of processed ticks that are in the future. Return the last processed tick's, if corrected."""
-    moment: datetime | None = await conn.fetchval(UPDATE_TIMES_AHEAD, now)
-    return moment
+async def update_times_seen(
+    conn: Connection,
+    jump: timedelta | None,
+    term: int | None = None,
+    origin: tuple[str | None, datetime | None] = (None, None),
+) -> None:
+    """Date all processed ticks anew: by a `jump` or, in this term, by the present date of the clock's `origin`.
+
+    Safe to repeat with an origin; the checkpoint that follows then covers what the accounts have seen.
+    """
+    await conn.execute(UPDATE_TIMES_SEEN, jump, origin[1], term, origin[0])
+
+
+UPDATE_BASELINES_AHEAD = "UPDATE baselines SET seen_until = $1 WHERE seen_until > $2"
+
+
+async def update_baselines_ahead(conn: Connection, at: datetime, now: datetime) -> None:
+    """Let baselines that have seen a tick of the future continue from `at`."""
+    await conn.execute(UPDATE_BASELINES_AHEAD, at, now)
 
 
 # A market with fills but no recorded mark uses the price of its last fill.
@@ -444,12 +463,14 @@ async def lock_accounts(conn: Connection) -> None:
     await conn.execute(LOCK_ACCOUNTS)
 
 
-SELECT_VERSIONS = "SELECT id, sequence, changed_at FROM accounts ORDER BY id"
+SELECT_VERSIONS = "SELECT id, sequence, changed_at, seen_until FROM accounts ORDER BY id"
 
 
-async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """Return the sequence number and change time of every account, a pair that differs after every change.
+async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime, datetime | None]]:
+    """Return the sequence number and times of every account, which differ after every change.
 
     An account that was removed and opened again may have the same sequence number.
     """
-    return {row["id"]: (row["sequence"], row["changed_at"]) for row in await conn.fetch(SELECT_VERSIONS)}
+    return {
+        row["id"]: (row["sequence"], row["changed_at"], row["seen_until"]) for row in await conn.fetch(SELECT_VERSIONS)
+    }

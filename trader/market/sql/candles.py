@@ -49,11 +49,14 @@ async def insert_minutes(conn: Connection, candles: Sequence[tuple[str, Candle]]
     await conn.execute(INSERT_MINUTES, *columns_of(rows, 7))
 
 
-DELETE_MINUTES = "DELETE FROM candles WHERE minutes = 1 AND open_time < $1"
+DELETE_MINUTES = """
+DELETE FROM candles
+WHERE minutes = 1 AND open_time < least($1, (SELECT min(open_time) + interval '7 days' FROM candles WHERE minutes = 1))
+"""
 
 
 async def delete_minutes(conn: Connection, before: datetime) -> None:
-    """Delete the minutes before a time; their hours stay."""
+    """Delete the minutes before a time, at most the oldest week of them; their hours stay."""
     await conn.execute(DELETE_MINUTES, before)
 
 

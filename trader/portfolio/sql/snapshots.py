@@ -97,6 +97,15 @@ class LastSnapshot(NamedTuple):
     created_at: datetime
 
 
+SELECT_NEWEST = "SELECT max(last_at) FROM portfolio_hourly WHERE hour = (SELECT max(hour) FROM portfolio_hourly)"
+
+
+async def select_newest(conn: Connection) -> datetime | None:
+    """Return the time of the newest snapshot; None if there is none."""
+    newest: datetime | None = await conn.fetchval(SELECT_NEWEST)
+    return newest
+
+
 SELECT_LAST_SNAPSHOTS = """
 SELECT a.id, h.run_id, h.last_at
 FROM accounts a
