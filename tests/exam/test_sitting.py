@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
+from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant, opening
 from support.run_profile import is_nightly
 
 from trader.agents.domain.strategy import Strategy
+from trader.agents.domain.tools import Decision
+from trader.agents.domain.view import View
 from trader.backtest.spec import settings_of
-from trader.exam.domain.law import RISK_BUDGET
+from trader.exam.domain.law import RISK_BUDGET, PlannedPosition
 from trader.exam.domain.scores import burnt, share_of_oracle
 from trader.exam.domain.worlds import Edge, Kind, World, draw_world
 from trader.exam.sitting import Sitting, WorldRoom
@@ -104,3 +106,16 @@ def test_following_every_pattern_pays_on_balance_nothing() -> None:
         share = share_of_oracle(decided)
         assert share is not None
         assert share.share < 0.3
+
+
+def test_every_order_of_a_decision_is_executed() -> None:
+    class Splitter(Strategy):
+        name = "splitter"
+
+        def decide(self, view: View) -> list[Decision]:
+            parts = [PlannedPosition(place, 1, 0.02) for place in range(3)]
+            return [opening(view, symbol, part) for symbol, part in zip(view.markets, parts, strict=True)] * 5
+
+    for sittings in sat(lambda world: [Splitter()], (None, Edge.DRAIN), "null", 2).values():
+        assert all(not each.answer.refused for each in sittings)
+        assert all(each.risk > 15 * 0.02 * 0.006 for each in sittings)

@@ -45,8 +45,8 @@ from trader.settings.settings import Settings
 EVERY: Final = "4h"
 """The cadence of entrants. States fall on these hours, so no entrant decides while a standing position ages."""
 
-_REACH_S: Final = 2
-"""Seconds after an order's latency in which its book comes."""
+_REACH_S: Final = 122
+"""Seconds after an order's latency in which its book comes, however late the guard still takes the order."""
 
 _STANDING_STOP: Final = 6.0
 """How many deviations of the horizon the stop of a standing position is away."""

@@ -24,8 +24,8 @@ OLD_STEP: Final = 15
 OLD: Final = (305 * 240 - RECENT) // OLD_STEP
 """The candles of 15 minutes before those: as many as 305 candles of 4 hours need."""
 
-AFTER: Final = 2
-"""The minutes after the state in which an order meets its book."""
+AFTER: Final = 4
+"""The minutes after the state in which the orders of a decision meet their books; prices stand still meanwhile."""
 
 STRENGTHS: Final = (3.0, 5.0)
 """The oracle's annual Sharpe ratio, after costs, of one such state a day."""
@@ -255,7 +255,7 @@ class _Drawing:
         deviation = np.repeat(self._usual[:, None], HORIZON, axis=1)
         closing = np.repeat(fill[:, None], HORIZON, axis=1)
         funding = np.array([float(row.rules.funding_rate) for row in self._costs.rows])
-        deviation *= self._scales[:, -1:]
+        deviation *= self._scales[:, RECENT - 1 : RECENT]
         if edge is not None:
             pattern, sign = PATTERNS[edge], -1 if self._kind == "reversed" else 1
             noise = float(deviation[market, 0]) * math.sqrt(pattern.lasts)
@@ -280,6 +280,7 @@ class _Drawing:
         for market, row in enumerate(self._costs.rows):
             load = self._loads[market]
             sizes = np.concatenate([np.full(OLD, math.sqrt(OLD_STEP)), self._scales[market]]) * self._usual[market]
+            sizes[OLD + RECENT :] = 0
             moves = (load * common + math.sqrt(1 - load**2) * rng.standard_normal(steps)) * sizes
             moves[OLD:] += self._pushes[market] * self._usual[market]
             ends = math.log(row.character.level) + 0.2 * rng.standard_normal() + np.cumsum(moves)
