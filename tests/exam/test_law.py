@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.run_profile import is_nightly
 
-from trader.exam.domain.law import HORIZON, RISK_BUDGET, Law, PlannedPosition, credited
+from trader.exam.domain.law import HORIZON, LOSS_MAX, RISK_BUDGET, SIZE_MAX, Law, PlannedPosition, credited
 
 _MINUTE = 0.0008
 _FILL = 0.0005
@@ -101,7 +101,10 @@ def test_oracle_does_nothing_where_nothing_pays() -> None:
     assert law_of(1.5 * _FILL).oracle(np.array([_FILL])) == ((), 0.0)
 
 
-@given(value=st.floats(-1, 1), factor=st.floats(1, 20))
-def test_value_beyond_the_risk_budget_earns_nothing_and_losses_count_in_full(value: float, factor: float) -> None:
-    whole = credited(value * factor, RISK_BUDGET * factor)
-    assert whole == pytest.approx(value if value > 0 else value * factor)
+@given(value=st.floats(-0.01, 0.01), factor=st.floats(1, 20))
+def test_gains_count_up_to_the_risk_budget_losses_in_full_and_more_than_two_budgets_as_the_largest_loss(
+    value: float, factor: float
+) -> None:
+    whole = credited(value * factor, RISK_BUDGET * factor, 0.01)
+    expected = value if value > 0 else value * factor
+    assert whole == pytest.approx(expected if factor <= SIZE_MAX else -LOSS_MAX * 0.01)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from trader.exam.domain.law import RISK_BUDGET, credited
 from trader.exam.domain.scores import (
-    USUAL,
     MeanOfStates,
     Scored,
     Sizes,
@@ -17,7 +19,9 @@ from trader.exam.domain.scores import (
     share_of_oracle,
     sizes,
 )
-from trader.exam.domain.worlds import Edge
+from trader.exam.domain.worlds import Edge, usual_value
+
+USUAL = usual_value(Edge.NEWS)
 
 Skill = Callable[[np.random.Generator], float]
 """Draws the share of the oracle that an entrant earns in one state."""
@@ -64,18 +68,51 @@ def test_equals_are_called_different_in_at_most_five_percent() -> None:
     assert called <= 10
 
 
-def test_share_of_a_half_and_of_three_tenths_are_separated_within_300_states() -> None:
+def test_share_of_a_half_and_of_three_tenths_are_separated_within_500_states() -> None:
     rng, called = np.random.default_rng(3), 0
     for _ in range(100):
-        one, other = (examined(around(mean), 300, rng) for mean in (0.5, 0.3))
+        one, other = (examined(around(mean), 500, rng) for mean in (0.5, 0.3))
         called += compare(differences(one, other)).verdict == "better"
     assert called >= 80
 
 
+def gambled(sizes: tuple[float, float], wrong: float, states: int, rng: np.random.Generator) -> list[Scored]:
+    """Return the scores of an entrant that holds between two sizes, in risk budgets, on the wrong side this often."""
+    risks, is_wrong = rng.uniform(*sizes, states) * RISK_BUDGET, rng.random(states) < wrong
+    values = USUAL * risks / RISK_BUDGET * np.where(is_wrong, -2.7, 1.0)
+    return [
+        Scored(
+            state=number, entrant="gamble", edge=Edge.NEWS, kind="planted", value=value, risk=risk,
+            score=credited(value, risk, USUAL), oracle=USUAL,
+        )
+        for number, (value, risk) in enumerate(zip(values.tolist(), risks.tolist(), strict=True))
+    ]  # fmt: skip
+
+
+GAMBLERS = [((0.5, 8), 0.14), ((4, 8), 0.05), ((1, 20), 0.02), ((8, 8), 0.14), ((2.2, 2.2), 0), ((2, 2), 0.2)]
+
+
+@pytest.mark.parametrize(("sizes", "wrong"), GAMBLERS)
+def test_no_gambler_is_called_better_than_nothing(sizes: tuple[float, float], wrong: float) -> None:
+    rng, called = np.random.default_rng(5), 0
+    for _ in range(60):
+        scored = gambled(sizes, wrong, 200, rng)
+        share, verdict = share_of_oracle(scored), compare([each.score / USUAL for each in scored])
+        assert share is not None
+        assert verdict.mean == pytest.approx(share.share)  # one estimand
+        called += verdict.verdict == "better"
+    assert called <= 1
+
+
+@given(value=st.floats(-0.1, 0.0), risk=st.floats(0, 0.5), heavier=st.floats(1, 50))
+def test_a_heavier_loser_never_beats_a_lighter_one(value: float, risk: float, heavier: float) -> None:
+    assert credited(value * heavier, risk * heavier, USUAL) <= credited(value, risk, USUAL)
+
+
 def test_a_verdict_stays_reached() -> None:
-    first = [0.8] * 60
+    first = [0.8] * 90
     assert compare(first).verdict == "better"
-    assert compare([*first, *[-0.5] * 60]).better_level == compare(first).better_level
+    assert compare([*first, *[-0.5] * 90]).better_level == compare(first).better_level
     assert compare([-each for each in first]).verdict == "worse"
 
 

@@ -22,6 +22,7 @@ from trader.exam.domain.worlds import (
     World,
     draw_world,
     standing_weight,
+    usual_value,
 )
 from trader.market.domain.markets import SIMULATED_MARKETS
 
@@ -78,7 +79,7 @@ def test_no_pair_of_positions_is_credited_more_than_the_oracle(edge: Edge) -> No
             weight = part * 0.01 / float(law.horizon_deviation[other])
             held = [position._replace(weight=(1 + part) * position.weight), PlannedPosition(other, side, weight)]
             costs = sum(each.weight * float(COSTS.of_fill[each.market]) for each in held)
-            assert credited(law.value(held) - costs, law.risk(held)) <= best.value
+            assert credited(law.value(held) - costs, law.risk(held), usual_value(edge)) <= best.value
 
 
 @pytest.mark.parametrize("edge", Edge)

@@ -25,7 +25,7 @@ from trader.core.files import (
     replace_file,
 )
 from trader.exam.domain.plan import NULL_SHARE
-from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
+from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, compare, differences
 from trader.exam.domain.worlds import Edge, Kind
 from trader.exam.pairs import Horizon, RecordedMoment
 from trader.exam.sitting import Sitting
@@ -83,8 +83,8 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return [model.id for model in self.models]
 
     @property
-    def scale(self) -> Scale:
-        """The scale of differences between entrants."""
+    def bound(self) -> float:
+        """The largest difference between two entrants."""
         return WORLDS if self.recording is None else MOMENTS
 
 
@@ -225,4 +225,4 @@ def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None
     if plan.compared is None:
         return None
     first, second = ([each for each in sittings if each.entrant == name] for name in plan.compared)
-    return compare(differences(first, second, plan.scale), plan.scale)
+    return compare(differences(first, second), plan.bound)

@@ -17,6 +17,7 @@ from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON
+from trader.exam.domain.scores import OUTCOME_MAX
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
 from trader.exchange.domain.account import equity
 from trader.market.domain.markets import Candle, Interval, Market
@@ -205,7 +206,7 @@ class RecordedRoom:
             kind="recorded",
             value=gained,
             risk=volatility * math.sqrt(sum(weight**2 for weight in carried.values())),
-            score=(gained - drifted) / volatility,
+            score=min(max((gained - drifted) / volatility, -OUTCOME_MAX), OUTCOME_MAX),
             selection=(gained - with_market) / volatility,
             oracle=0.0,
             answer=decided.answer,

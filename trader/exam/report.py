@@ -161,7 +161,7 @@ def _digest(value: Any) -> str:
 def _pair_result(
     plan: ExamPlan, ours: Sequence[Sitting], theirs: Sequence[Sitting], first: str, second: str
 ) -> PairResult:
-    compared = compare(differences(ours, theirs, plan.scale), plan.scale)
+    compared = compare(differences(ours, theirs), plan.bound)
     return PairResult(first=first, second=second, **msgspec.structs.asdict(compared))
 
 
@@ -178,7 +178,7 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
         entrant=name,
         states=states,
         samples=samples,
-        share=share_of_oracle(planted),
+        share=share_of_oracle([each for each in sittings if each.kind != "recorded"]),
         shares={edge: share for edge, share in shares.items() if share is not None},
         sizes={
             edge: sizes(each for each in own if each.answer.decided is not None) for edge, own in by_edge.items() if own
@@ -202,7 +202,7 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
         raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
     ours, theirs = ([each for each in sittings if each.entrant == name] for name in (first, second))
     parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
-    compared = {edge: compare(differences(part, theirs, plan.scale), plan.scale) for edge, part in parts.items()}
+    compared = {edge: compare(differences(part, theirs), plan.bound) for edge, part in parts.items()}
     return PairReport(
         comparisons=[_pair_result(plan, ours, theirs, first, second)],
         edges={edge: each for edge, each in compared.items() if each.states},

@@ -21,6 +21,15 @@ HORIZON: Final = 240
 RISK_BUDGET: Final = 0.01
 """The largest standard deviation over the horizon that earns in full, as a fraction of equity."""
 
+SIZE_MAX: Final = 2.1
+"""The largest risk that is taken, in risk budgets: two, and what rounding to lots adds."""
+
+LOSS_MAX: Final = 7.0
+"""The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much."""
+
+GAIN_MAX: Final = 2.5
+"""The largest gain of a decision in the same units; the oracle gains less."""
+
 PAIRS: Final = 256
 """Number of antithetic pairs of paths on which a plan is valued."""
 
@@ -168,6 +177,13 @@ class Choice(NamedTuple):
     value: float
 
 
-def credited(value: float, risk: float) -> float:
-    """Return the score of a decision: a gain at more than the risk budget is scaled down to the budget."""
-    return value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value
+def credited(value: float, risk: float, unit: float) -> float:
+    """Return the score of a decision, between -`LOSS_MAX` and `GAIN_MAX` units.
+
+    A gain at more than the risk budget is scaled down to the budget. A position beyond `SIZE_MAX` budgets is refused:
+    it counts as the largest loss, whatever its value.
+    """
+    if risk > SIZE_MAX * RISK_BUDGET:
+        return -LOSS_MAX * unit
+    scaled = value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value
+    return min(max(scaled, -LOSS_MAX * unit), GAIN_MAX * unit)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trader.core.intervals import LEVEL
-from trader.exam.domain.scores import MOMENTS, WORLDS, Scale
+from trader.exam.domain.scores import MOMENTS, WORLDS
 from trader.portfolio.domain.bets import log_wealth
 
 EXAMS: Final = 400
@@ -21,13 +21,13 @@ _MINUTES_PER_YEAR: Final = 365 * 1440
 
 
 class Design(NamedTuple):
-    """The differences of two entrants: their mean and deviation in a state, the part of states without any, and their
-    scale. `states_max` is the longest exam that is simulated."""
+    """The differences of two entrants: their mean and deviation in a state, the part of states without any, and the
+    largest possible one. `states_max` is the longest exam that is simulated."""
 
     mean: float
     deviation: float
     equal: float
-    scale: Scale
+    bound: float
     states_max: int
 
 
@@ -59,12 +59,12 @@ class Outlook(NamedTuple):
 
 def outlook(design: Design, states: int, *, exams: int = EXAMS, level: float = LEVEL, seed: int = 0) -> Outlook:
     """Return the outlook of exams of this design."""
-    rng, bounds = np.random.default_rng(seed), np.full(design.states_max, design.scale.clip)
+    rng, bounds = np.random.default_rng(seed), np.full(design.states_max, design.bound)
     needed = np.full(exams, math.inf)
     for exam in range(exams):
         differences = design.mean + design.deviation * rng.standard_normal(design.states_max)
         differences[rng.random(design.states_max) < design.equal] = 0
-        wealth = log_wealth(np.clip(differences, -design.scale.clip, design.scale.clip), bounds)
+        wealth = log_wealth(np.clip(differences, -design.bound, design.bound), bounds)
         reached = np.flatnonzero(wealth >= -math.log(level / 2))
         if len(reached):
             needed[exam] = reached[0] + 1

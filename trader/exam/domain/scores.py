@@ -13,26 +13,18 @@ import msgspec
 import numpy as np
 
 from trader.core.intervals import LEVEL, ConfidenceInterval, Returns, student_quantile
-from trader.exam.domain.law import RISK_BUDGET
-from trader.exam.domain.worlds import STATES_PER_YEAR, STRENGTHS, Edge, Kind
+from trader.exam.domain.law import GAIN_MAX, LOSS_MAX, RISK_BUDGET
+from trader.exam.domain.worlds import Edge, Kind, usual_value
 from trader.portfolio.domain.bets import bet
 
-USUAL: Final = RISK_BUDGET * sum(STRENGTHS) / 2 / math.sqrt(STATES_PER_YEAR)
-"""The oracle's usual value, known before the exam."""
+WORLDS: Final = LOSS_MAX + GAIN_MAX
+"""The largest difference of two scores in worlds, in units of the oracle's usual value for the edge."""
 
+OUTCOME_MAX: Final = 4.0
+"""The largest score in moments of a recording, in units of the volatility."""
 
-class Scale(NamedTuple):
-    """The unit of differences of scores, and the largest difference that counts, in this unit."""
-
-    unit: float
-    clip: float
-
-
-WORLDS: Final = Scale(USUAL, 2.0)
-"""Differences in worlds, in units of the oracle's value: in null worlds, of its usual value."""
-
-MOMENTS: Final = Scale(1.0, 4.0)
-"""Differences in moments of a recording, whose scores are in units of the volatility."""
+MOMENTS: Final = 2 * OUTCOME_MAX
+"""The largest difference of two scores in moments of a recording, in units of the volatility."""
 
 STATES_MIN: Final = 5
 """The states that an interval needs."""
@@ -94,11 +86,13 @@ class Sizes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
 
 def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
-    """Return the share of the oracle in planted worlds; None where the oracle earned nothing.
+    """Return the share of the oracle's gains that was earned, in units of its usual value, so that each edge weighs the
+    same; None where the oracle earned nothing.
 
     A state with several samples counts with their mean.
     """
-    scores, oracles = (_of_states(scored, name) for name in ("score", "oracle"))
+    units = np.array([usual_value(edge) for edge in {each.state: each.edge for each in scored}.values()])
+    scores, oracles = (_of_states(scored, name) / units for name in ("score", "oracle"))
     total, count = float(oracles.sum()), len(oracles)
     if total <= 0:
         return None
@@ -162,25 +156,23 @@ def agreement(scored: Sequence[Scored], samples: int) -> float | None:
     return sum(whole) / len(whole) if whole else None
 
 
-def differences(ours: Iterable[Scored], theirs: Iterable[Scored], scale: Scale = WORLDS) -> list[float]:
-    """Return the paired differences of the scores of each state, in order of the states, in their unit and clipped.
+def differences(ours: Iterable[Scored], theirs: Iterable[Scored]) -> list[float]:
+    """Return the paired differences of the scores of each state, in order of the states.
 
-    In planted worlds the unit is the oracle's value.
+    In worlds they are in units of the oracle's usual value, like the scores of a share.
     """
     left, right = ({each.state: each for each in scored if not each.sample} for scored in (ours, theirs))
     pairs = ((left[state], right[state]) for state in sorted(left.keys() & right.keys()))
-    units = (
-        (one.score - other.score) / (one.oracle if one.kind == "planted" and one.oracle > 0 else scale.unit)
-        for one, other in pairs
-    )
-    return [min(max(unit, -scale.clip), scale.clip) for unit in units]
+    return [
+        (one.score - other.score) / (1 if one.kind == "recorded" else usual_value(one.edge)) for one, other in pairs
+    ]
 
 
 PairVerdict = Literal["better", "worse", "not distinguishable yet"]
 
 
 class PairComparison(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """The verdict on two entrants after some states, and the mean of their differences in units of the scale.
+    """The verdict on two entrants after some states, and the mean of their differences in their units.
 
     The levels are one over the largest wealth of either bet so far.
     """
@@ -192,13 +184,13 @@ class PairComparison(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
     verdict: PairVerdict
 
 
-def compare(differences: Sequence[float], scale: Scale = WORLDS, level: float = LEVEL) -> PairComparison:
-    """Return whether the differences have a mean above or below zero; valid at every look, each side at half the
-    level."""
+def compare(differences: Sequence[float], bound: float = WORLDS, level: float = LEVEL) -> PairComparison:
+    """Return whether differences within this bound have a mean above or below zero; valid at every look, each side at
+    half the level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
         return PairComparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
-    bounds = np.full(len(values), scale.clip)
+    bounds = np.full(len(values), bound)
     better, worse = bet(values, bounds).level, bet(-values, bounds).level
     verdict: PairVerdict = "not distinguishable yet"
     if min(better, worse) <= level / 2:

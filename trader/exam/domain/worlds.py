@@ -299,6 +299,13 @@ class _Drawing:
         return tuple(recent), tuple(old)
 
 
+def usual_value(edge: Edge | None) -> float:
+    """Return the oracle's usual value in worlds of an edge as a fraction of equity, known before the exam; without an
+    edge, that of one that lasts over the horizon."""
+    lasts = HORIZON if edge is None else PATTERNS[edge].lasts
+    return RISK_BUDGET * sum(STRENGTHS) / 2 * math.sqrt(lasts / HORIZON / STATES_PER_YEAR)
+
+
 def standing_weight(costs: FillCosts, market: int) -> float:
     """Return the notional of the position that accounts hold in `drain`, as a fraction of equity, in a usual market."""
     return RISK_BUDGET / float(deviations(costs.rows)[market] * math.sqrt(HORIZON))
