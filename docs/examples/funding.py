@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from trader.strategies import CreatePosition, Decision, ObservedMarket, Side, Strategy, VariantId, View
+from trader.strategies import ClosePosition, CreatePosition, Decision, ObservedMarket, Side, Strategy, VariantId, View
 
 HOURS = 4
 
@@ -24,9 +24,12 @@ class Funding(Strategy):
         for symbol, market in view.markets.items():
             rate, price = float(market.funding_rate), float(market.price)
             costs = 2 * float(view.account.taker_fee_rate) + float(market.spread) / price
-            if view.positions or HOURS * abs(rate) <= costs:
+            if HOURS * abs(rate) <= costs:
                 continue
             side, deviation = (Side.SHORT if rate > 0 else Side.LONG), deviation_of(market)
+            if any(held.symbol == symbol and held.side is not side for held in view.positions):
+                yield ClosePosition(symbol=symbol)  # the guard does not reverse it at once
+                continue
             yield CreatePosition(
                 symbol=symbol,
                 side=side,

@@ -53,12 +53,23 @@ class Oracle(Strategy):
         filling = np.array(spreads) + float(view.account.taker_fee_rate)
         if world.edge not in self._knows:
             return []
-        if view.positions:
-            is_better = world.kind == "planted"
-            return [ClosePosition(symbol=view.positions[0].symbol, fraction=self._size)] if is_better else []
+        held = [
+            PlannedPosition(
+                world.symbols.index(each.symbol),
+                each.side.direction,
+                float(each.quantity) * float(view.markets[each.symbol].price) / float(view.account.equity),
+            )
+            for each in view.positions
+        ]
+        after = world.law.oracle(filling, held).held
+        closing = [world.symbols[each.market] for each in held if each not in after]
         return [
-            opening(view, world.symbols[each.market], each._replace(weight=each.weight * self._size))
-            for each in world.law.oracle(filling).held
+            *(ClosePosition(symbol=symbol, fraction=min(1.0, self._size)) for symbol in closing),
+            *(
+                opening(view, world.symbols[each.market], each._replace(weight=each.weight * self._size))
+                for each in after
+                if each not in held
+            ),
         ]
 
 

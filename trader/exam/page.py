@@ -39,17 +39,19 @@ def _example(sitting: Sitting, world: World) -> dict[str, Any]:
     symbol, closes = world.symbols[world.market], world.recent[world.market].close
     side = {1: "long", -1: "short", 0: "nothing"}[world.side]
     best = f"{side} in {symbol}" if world.side else side
+    stands = f", with a standing {'long' if world.standing > 0 else 'short'} in {world.symbols[world.stands_in]}"
     return {
         "entrant": sitting.entrant,
         "state": sitting.state,
-        "edge": "ordinary hours" if world.edge is None else f"{world.edge} ({world.kind})",
+        "edge": ("ordinary hours" if world.edge is None else f"{world.edge} ({world.kind})")
+        + (stands if world.standing else ""),
         "symbol": symbol,
         "until": iso(moment_of(world.state)),
         "closes": [float(f"{close:.6g}") for close in closes[RECENT - _SHOWN_MINUTES : RECENT]],
         "decided": _decision_words(sitting),
         "scoreBp": BASIS_POINTS * sitting.score,
         "oracleBp": BASIS_POINTS * sitting.oracle,
-        "best": "close the position" if world.edge is Edge.DRAIN and world.kind == "planted" else best,
+        "best": "close the position" if world.edge is Edge.DRAIN and world.side not in (0, world.standing) else best,
         "said": (sitting.answer.said or "")[:_SAID_MAX],
     }
 

@@ -30,7 +30,7 @@ from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import SettingsError
 from trader.core.money import floor_to, from_number, require_figure
 from trader.core.statistics import Floats
-from trader.exam.domain.law import HORIZON, PlannedPosition, credited
+from trader.exam.domain.law import HORIZON, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
 from trader.exam.domain.worlds import AFTER, FillCosts, World, standing_weight, usual_value
 from trader.exam.source import WorldPast
@@ -219,8 +219,9 @@ class WorldRoom:
     def _standing(self, world: World) -> Standing | None:
         if not world.standing:
             return None
-        far = _STANDING_STOP * float(world.law.horizon_deviation[world.market])
-        return Standing(world.symbols[world.market], world.standing, standing_weight(self.costs, world.market), far)
+        market = world.stands_in
+        far = _STANDING_STOP * float(world.law.horizon_deviation[market])
+        return Standing(world.symbols[market], world.standing, standing_weight(self.costs, market), far)
 
     def _scored(self, world: World, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
         """Return the score of what the account holds after its decision, and of what that cost."""
@@ -230,7 +231,9 @@ class WorldRoom:
         stood, held = (_held(account, world, marks, market.markets, own) for account in accounts)
         spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in decided.fills) / own
         value = world.law.value(held) - world.law.value(stood) - spent
-        risk = world.law.risk(held)
+        risk, answer = world.law.risk(held, stood), decided.answer
+        if risk > SIZE_MAX * RISK_BUDGET:
+            answer = replace(answer, refused=(*answer.refused, "risk budget"))
         return Sitting(
             state=world.number,
             entrant=decided.before.id,
@@ -240,7 +243,7 @@ class WorldRoom:
             risk=risk,
             score=credited(value, risk, usual_value(world.edge)),
             oracle=world.law.oracle(self._filling(market, world), stood).value,
-            answer=decided.answer,
+            answer=answer,
         )
 
     def _filling(self, market: BacktestMarket, world: World) -> Floats:

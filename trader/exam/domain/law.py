@@ -6,7 +6,7 @@ drift while it is open. Only the probability of being open is simulated, never t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -24,10 +24,10 @@ RISK_BUDGET: Final = 0.01
 SIZE_MAX: Final = 2.1
 """The largest risk that is taken, in risk budgets: two, and what rounding to lots adds."""
 
-LOSS_MAX: Final = 7.0
+LOSS_MAX: Final = 6.0
 """The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much."""
 
-GAIN_MAX: Final = 2.5
+GAIN_MAX: Final = 1.5
 """The largest gain of a decision in the same units; the oracle gains less."""
 
 PAIRS: Final = 256
@@ -87,12 +87,17 @@ class Law:
         deviations: Floats = np.sqrt(np.sum(self.deviation**2, axis=1))
         return deviations
 
-    def risk(self, held: Sequence[PlannedPosition]) -> float:
-        """Return the sum of the deviations over the horizon of positions without plans, as a fraction of equity.
+    def risk(self, held: Sequence[PlannedPosition], before: Sequence[PlannedPosition] = ()) -> float:
+        """Return the risk of a change of positions: the sum over the markets of the deviation over the horizon of what
+        changed, as a fraction of equity.
 
         Positions that hedge each other count in full: otherwise a pair could earn beyond the oracle's single position.
         """
-        return math.fsum(each.weight * float(self.horizon_deviation[each.market]) for each in held)
+        changes = np.zeros(len(self.drift))
+        for sign, positions in ((1, held), (-1, before)):
+            for each in positions:
+                changes[each.market] += sign * each.side * each.weight
+        return float(np.abs(changes) @ self.horizon_deviation)
 
     def value(self, held: Sequence[PlannedPosition]) -> float:
         """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of
@@ -149,22 +154,27 @@ class Law:
         return self._draws[market]
 
     def oracle(self, filling: Floats, held: Sequence[PlannedPosition] = ()) -> "Choice":
-        """Return the best decision: to do nothing, to close what is held, or to open one position at the risk budget.
+        """Return the best decision: to keep or close what is held, and to open at most one position with the rest of
+        the risk budget.
 
-        `filling` is the cost of a fill in each market now. An account with positions opens nothing. The value is the
-        gain over keeping those positions.
+        `filling` is the cost of a fill in each market now. No position is reversed. The value is the gain over keeping
+        what is held.
         """
-        if held:
-            kept = self.value(held)
-            closed = -math.fsum(each.weight * float(filling[each.market]) for each in held)
-            return Choice((), closed - kept) if closed > kept else Choice(tuple(held), 0.0)
-        return max(self._openings(filling), key=lambda choice: choice.value)
+        against = {(each.market, -each.side) for each in held}
+        kept = max(self._openings(filling, RISK_BUDGET, against), key=lambda choice: choice.value)
+        if not held:
+            return kept
+        gain = -math.fsum(each.weight * float(filling[each.market]) for each in held) - self.value(held)
+        risk = self.risk(held)
+        rest = max(self._openings(filling, max(0.0, RISK_BUDGET - risk), against), key=lambda choice: choice.value)
+        closed = Choice(rest.held, gain * min(1.0, RISK_BUDGET / risk) + rest.value)
+        return max(Choice((*held, *kept.held), kept.value), closed, key=lambda choice: choice.value)
 
-    def _openings(self, filling: Floats) -> "Iterator[Choice]":
+    def _openings(self, filling: Floats, budget: float, against: Container[tuple[int, int]]) -> "Iterator[Choice]":
         yield Choice((), 0.0)
         for market, deviation in enumerate(self.horizon_deviation.tolist()):
-            weight = RISK_BUDGET / deviation
-            for side in (1, -1):
+            weight = budget / deviation
+            for side in (side for side in (1, -1) if (market, side) not in against):
                 gains = self.unplanned(market, side) - filling[market]
                 best = int(np.argmax(gains))
                 yield Choice((PlannedPosition(market, side, weight, minutes=best + 1),), weight * float(gains[best]))

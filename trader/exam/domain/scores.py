@@ -7,7 +7,7 @@ The test bets on the paired differences, so that an exam may be looked at after 
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -41,8 +41,8 @@ BoundedScore = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The decision of one entrant in one state, and its score. All values are fractions of equity.
 
-    `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what is
-    held after it, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
+    `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what it
+    changed, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
     `sample` counts the decisions of one entrant in one state from 0. In moments of a recording, `value` is the gain,
     and `score` and `selection` are in units of the volatility: net of drift, and net of beta times the market.
     """

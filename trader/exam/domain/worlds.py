@@ -97,6 +97,9 @@ PATTERNS: Final[Mapping[Edge, Pattern]] = {
     Edge.DRAIN: Pattern(1.5, 60, 0, 2.0, HORIZON, 1, unrest=2.0),
 }
 
+_STANDING: Final = 5 / 12
+"""How often accounts hold a position in worlds other than `drain`, so that they do in half of all worlds."""
+
 _DRIED_UP: Final = 0.5
 """The volume of a move that nothing follows, relative to the usual."""
 _FADED_CARRY: Final = 0.08
@@ -130,7 +133,8 @@ class World(NamedTuple):
     """A world. `market` has the edge, whose drift has the sign `side`; `state` is its last second, a full hour.
 
     `recent` has the minutes until `AFTER` minutes after the state, `old` the candles of 15 minutes before those.
-    `standing` is the side of the position that every account holds (0: none), `funding` the hourly rate of each market.
+    `standing` is the side of the position that every account holds (0: none) in the market `stands_in`, `funding` the
+    hourly rate of each market.
     """
 
     number: int
@@ -145,6 +149,7 @@ class World(NamedTuple):
     old: tuple[Bars, ...]
     funding: tuple[float, ...]
     standing: int
+    stands_in: int
     law: Law
 
 
@@ -196,7 +201,10 @@ class _Drawing:
         self._market = int(rng.integers(1 if edge is Edge.LEAD_LAG else 0, self._count))
         """The market of the edge. The first market leads."""
         self._strength = float(rng.uniform(*STRENGTHS))
-        self._fades = edge is Edge.NEWS and rng.random() < 0.5
+        self._fades = edge in (Edge.NEWS, Edge.DRAIN) and rng.random() < 0.5
+        is_drain = edge is Edge.DRAIN
+        self._standing = -self._direction if is_drain else int(rng.choice((-1, 1))) * (rng.random() < _STANDING)
+        self._stands_in = self._market if is_drain or rng.random() < 0.5 else int(rng.integers(self._count))
         minutes = RECENT + AFTER
         self._scales = np.ones((self._count, minutes))
         self._pushes = np.zeros((self._count, minutes))
@@ -214,7 +222,7 @@ class _Drawing:
         return World(
             number=number, kind=self._kind, edge=edge, symbols=tuple(row.rules.symbol for row in self._costs.rows),
             market=market, side=self._side, strength=self._strength, state=state, recent=recent, old=old,
-            funding=tuple(funding.tolist()), standing=-self._direction if edge is Edge.DRAIN else 0, law=law,
+            funding=tuple(funding.tolist()), standing=self._standing, stands_in=self._stands_in, law=law,
         )  # fmt: skip
 
     @property
@@ -237,7 +245,8 @@ class _Drawing:
         steps = np.arange(1.0, pattern.push_minutes + 1) if edge is Edge.OVERSHOOT else np.ones(pattern.push_minutes)
         size = self._direction * pattern.push * math.sqrt(_HOUR) * self._rng.uniform(0.85, 1.2)
         self._pushes[moved, first:last] = size * steps / steps.sum()
-        volume = _DRIED_UP if is_null and edge is not Edge.LEAD_LAG else pattern.volume
+        has_dried_up = edge is Edge.DRAIN and self._fades if not is_null else edge is not Edge.LEAD_LAG
+        volume = _DRIED_UP if has_dried_up else pattern.volume
         self._volumes[moved, last - min(15, pattern.push_minutes) :] = volume
         if edge is Edge.NEWS:
             self._volumes[moved, first:last] = pattern.volume
@@ -266,7 +275,7 @@ class _Drawing:
                 funding[market] = -self._direction * rate * (_FADED_CARRY if self._kind == "null" else 1.0)
                 if sign < 0:
                     drift[market] = -self._direction * 2 * gross / HORIZON
-            elif self._kind == "planted" and edge is Edge.DRAIN:
+            elif self._kind == "planted" and edge is Edge.DRAIN and not self._fades:
                 drift[market] = self._side * net / 2 / HORIZON
                 closing[market] += net / 2 * np.arange(1.0, HORIZON + 1) / HORIZON
             elif self._kind != "null":
@@ -307,5 +316,5 @@ def usual_value(edge: Edge | None) -> float:
 
 
 def standing_weight(costs: FillCosts, market: int) -> float:
-    """Return the notional of the position that accounts hold in `drain`, as a fraction of equity, in a usual market."""
-    return RISK_BUDGET / float(deviations(costs.rows)[market] * math.sqrt(HORIZON))
+    """Return the notional of a standing position as a fraction of equity: half the risk budget in a usual market."""
+    return RISK_BUDGET / 2 / float(deviations(costs.rows)[market] * math.sqrt(HORIZON))
