@@ -16,9 +16,14 @@ from trader.agents.domain.models import ModelConfiguration, TokenPrice
 from trader.agents.sql.models import select_models
 from trader.backtest.history import history_database
 from trader.core.clock import SystemClock
-from trader.database.leadership import LeaderLock
+from trader.database.leadership import LeaderLock, update_heartbeat
 from trader.database.pool import Database
-from trader.exchange.sql.accounts import select_accounts, select_processed_until
+from trader.exchange.sql.accounts import (
+    DatabaseIdentity,
+    select_accounts,
+    select_processed_until,
+    upsert_service_state,
+)
 from trader.portfolio.audit import audit
 
 FILE = """
@@ -471,3 +476,33 @@ async def test_rule_agents_need_no_router_model(database: Database, dsn: str) ->
 async def _open_late(database: Database) -> None:
     async with database.connection() as conn:
         await add_run(conn, "late", make_run("late", at=datetime(2100, 1, 1, tzinfo=UTC)))
+
+
+@pytest.mark.parametrize(("market", "then"), [("synthetic, seed 1", "`trader serve`"), ("venue", "start it, and add")])
+async def test_a_model_whose_key_the_running_service_lacks_is_refused(
+    database: Database, dsn: str, capsys: pytest.CaptureFixture[str], market: str, then: str
+) -> None:
+    lock = LeaderLock(dsn)
+    assert await lock.try_acquire()
+    async with database.connection() as conn:
+        await upsert_service_state(conn, DatabaseIdentity(market, "simulated"))
+        assert await update_heartbeat(conn, 0, {}, ["mistral", "anthropic"])
+    own = (
+        '[[models]]\nid = "{0}"\nvariant = "Apex"\nprovider = "{0}"\nrouter_model = "m"\n[[providers]]\nname = "{0}"\n'
+    )
+    keyed = 'base_url = "https://x.example"\nkey_host = "x.example"\nkey_variable = "{}_API_KEY"\n'
+    local = own.format("local") + 'base_url = "http://127.0.0.1:9"\n'
+    cases = (FILE, own.format("acme") + keyed.format("ACME"))
+    for text, variable in zip(cases, ("OPENROUTER_API_KEY", "ACME_API_KEY"), strict=True):
+        Path("models.toml").write_text(text, encoding="utf-8")
+        assert _run("models.toml", "--send-keys-to", "x.example", "--database-url", dsn) == 1
+        said = capsys.readouterr().err
+        assert "Nothing was changed. Stop it with Ctrl+C" in said
+        assert f"set {variable} " in said
+        assert then in said
+    for text in (FILE.replace("openrouter", "mistral"), local, own.format("anthropic") + keyed.format("ANTHROPIC")):
+        Path("models.toml").write_text(text, encoding="utf-8")
+        assert _run("models.toml", "--send-keys-to", "x.example", "--database-url", dsn) == 0, capsys.readouterr()
+    await lock.release()
+    Path("models.toml").write_text(FILE.replace("deepseek-apex", "later"), encoding="utf-8")
+    assert _run("models.toml", "--database-url", dsn) == 0, "the next service may have the key"

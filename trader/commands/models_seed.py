@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from trader.agents.domain.models import Model
+from trader.agents.domain.models import CODE_PROVIDERS, Model
 from trader.agents.models_file import (
     ModelEntry,
     add_keys_argument,
@@ -54,6 +54,7 @@ from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.sql.accounts import insert_account, select_accounts, select_identity, select_processed_until
 from trader.market.sources.synthetic import SyntheticSource
 from trader.operations.sql.status import select_service_facts
+from trader.settings.providers import name_of_keys
 from trader.settings.settings import Settings, read_some
 
 CYCLE_MINUTES: Final = 5
@@ -224,7 +225,11 @@ async def _seed(
         stack.push_async_callback(lock.release)
         is_locked = settings is not None and await lock.try_acquire()
         async with target.database.transaction() as conn:
-            is_live = ((await select_service_facts(conn)).trading_mode or configured_mode) == "live"
+            facts = await select_service_facts(conn)
+            if target.is_served and facts.key_names is not None:
+                is_demo = facts.market_identity is not None and facts.market_identity.startswith("synthetic")
+                _require_keys(entries, facts.key_names, is_demo=is_demo)
+            is_live = (facts.trading_mode or configured_mode) == "live"
             if is_live and options.demo:
                 raise StartError(f"{target.place} is for live trading, which excludes --demo and --history.")
             history: History | str | None = None
@@ -249,6 +254,33 @@ async def _seed(
     ]
     lines += filter(None, map(day_cost_of, entries))
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
+
+
+def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], *, is_demo: bool) -> None:
+    """Refuse models that the running service could not call, given the names of the keys it has.
+
+    :raises StartError: the service has no key of a model's provider
+    """
+    missing: dict[str, str] = {}
+    for entry in entries:
+        definition = entry.provider_definition
+        variable = f"{entry.provider.upper()}_API_KEY" if definition is None else definition.key_variable
+        if (
+            entry.active
+            and entry.provider not in CODE_PROVIDERS
+            and variable
+            and name_of_keys(variable) not in key_names
+        ):
+            missing.setdefault(entry.provider, variable)
+    if not missing:
+        return
+    providers, variables = " and ".join(missing), " and ".join(missing.values())
+    what = "service that is running, on the synthetic market," if is_demo else "running service"
+    last = "add the models again, and start `trader serve`" if is_demo else "start it, and add the models again"
+    raise StartError(
+        f"The {what} has no key of {providers}. Nothing was changed. Stop it with Ctrl+C, set {variables} in the "
+        f"environment or in .env, {last}."
+    )
 
 
 async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:
