@@ -116,7 +116,9 @@ async def remove_account(options: argparse.Namespace, target: TargetDatabase) ->
     async with target.reading() as conn:
         account_id = await known_account(conn, options.account)
         if account_id in {model.id for model in await select_models(conn)}:
-            raise StartError(f"{account_id!r} is a model's account and stays; `models pause` stops the model.")
+            raise StartError(
+                f"{account_id!r} is a model's account and stays; `trader models pause {account_id}` stops the model, and `trader models remove {account_id}` removes it."
+            )
         if count := await select_fill_count(conn, account_id):
             raise StartError(f"{account_id!r} has traded ({count} fills); its record is kept. Nothing was changed.")
     return await ask_and_operate(Verb.REMOVE, options, target)
