@@ -62,11 +62,11 @@ async def test_seeding_a_models_file_is_repeatable(
     Path("models.toml").write_text(FILE, encoding="utf-8")
     before = SystemClock().now()
     assert _run("models.toml", "--demo", "--database-url", dsn) == 0
-    assert "2 of 2 models are new, 2 accounts were opened" in capsys.readouterr().out
+    assert "2 of 2 models added, 2 accounts opened" in capsys.readouterr().out
     Path("models.toml").write_text(FILE.replace("2500.5", "9").replace("DeepSeek", "Deep"), encoding="utf-8")
     assert _run("models.toml", "--demo", "--database-url", dsn) == 0
     output = capsys.readouterr().out
-    assert "0 of 2 models are new, 0 accounts were opened" in output
+    assert "0 of 2 models added, 0 accounts opened" in output
     assert "deepseek-apex is already open with 2500.5" in output
     async with database.connection() as conn:
         models = {model.id: model for model in await select_models(conn)}
@@ -91,7 +91,7 @@ async def test_a_live_model_gets_its_venue_account_without_paper_capital(
         monkeypatch.setenv(name, value)
     Path("models.toml").write_text(FILE + "venue_account_index = 12\n", encoding="utf-8")
     assert _run("models.toml", "--database-url", dsn) == 0
-    assert "2 of 2 models are new, 0 accounts were opened" in capsys.readouterr().out
+    assert "2 of 2 models added, 0 accounts opened" in capsys.readouterr().out
     Path("models.toml").write_text(FILE, encoding="utf-8")
     assert _run("models.toml", "--database-url", dsn) == 0
     async with database.connection() as conn:
@@ -390,7 +390,7 @@ async def test_a_history_is_written_once_and_continued(
     assert (await audit(database)).is_clean
     assert _run(*arguments) == 0
     output = capsys.readouterr().out
-    assert "0 of 2 models are new" in output
+    assert "0 of 2 models added" in output
     assert "complete up to" in output or "is written" in output
     assert (await audit(database)).is_clean
 
@@ -406,7 +406,7 @@ async def test_with_a_running_service_the_history_stays_and_models_start_now(
         assert _run(*asked) == 0
         said = capsys.readouterr()
         assert "the service is running" in said.err
-        assert f"{added} of 1 models are new, {added} accounts were opened. The running service" in said.out
+        assert f"{added} of 1 model added, {added} account" in said.out
         assert "new models start now: a service is using it." in said.out
     await lock.release()
     async with database.connection() as conn:

@@ -261,7 +261,7 @@ async def test_an_empty_database_has_nothing_to_show(database: Database, call: C
 async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS_FILE, encoding="utf-8")
     added = await call("models", "add", "models.toml")
-    assert "1 of 2 models are new, 1 accounts were opened." in added.out
+    assert "1 of 2 models added, 1 account opened." in added.out
     assert "ada is already open with 10000; its capital does not change." in added.out
     assert "ada has no `every`" in added.out
     assert (await call("models", "pause", "new")).out.startswith("new is paused.")

@@ -103,7 +103,7 @@ async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
     made = await call("report")
     assert made.code == 0, made.err
-    assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.out
+    assert "Excluded from all figures, without a snapshot in this run: 1 model: apex-rules" in made.out
     shown = report_data(tmp_path / "season.html")
     assert [model["account"]["name"] for model in shown["models"]] == ["Trendsurfer Rules"]
     assert [(model["name"], model["initialCapital"]) for model in shown["unvalued"]] == [("Apex Rules", "4321")]

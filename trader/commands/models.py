@@ -26,7 +26,6 @@ from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.money import format_decimal
 from trader.database.leadership import LeaderLock
-from trader.database.pool import Connection
 from trader.exchange.domain.halts import Verb
 from trader.exchange.sql.accounts import delete_account, select_lived_until
 from trader.settings.settings import read_some
@@ -111,7 +110,6 @@ async def remove(options: argparse.Namespace, target: TargetDatabase) -> Result:
         if not target.is_served and not await lock.try_acquire():
             raise StartError("A service is starting. Nothing was changed; try again in a minute.")
         async with target.database.transaction() as conn:
-            await _known_model(conn, model_id)
             is_gone = await delete_model(conn, model_id)
             if is_gone and not target.is_served:
                 await delete_account(conn, model_id, None)
@@ -123,31 +121,22 @@ async def remove(options: argparse.Namespace, target: TargetDatabase) -> Result:
         paused = await _set_active(target, model_id, is_active=False)
         kept = f"Its record stays, with its account and positions: `trader flatten --account {model_id}` closes them."
         return Result({**paused.value, "removed": False}, [*paused.lines, kept])
-    done = await operate(Verb.REMOVE, options, target) if target.is_served else Result({}, [])
-    return done._replace(
-        value={**done.value, "modelId": model_id, "removed": True},
-        lines=[f"{model_id} is removed. It had never decided or traded.", *done.lines],
-    )
-
-
-async def _known_model(conn: Connection, model_id: str) -> Model:
-    """Return the model.
-
-    :raises StartError: there is no such model
-    """
-    models = {model.id: model for model in await select_models(conn)}
-    if model_id not in models:
-        raise StartError(f"There is no model {model_id!r}. Existing models: {allowed(models)}.")
-    return models[model_id]
+    line, value = f"{model_id} is removed. It had never decided or traded.", {"modelId": model_id, "removed": True}
+    if not target.is_served:
+        return Result(value, [line])
+    done = await operate(Verb.REMOVE, options, target)
+    return Result({**done.value, **value}, [line, *done.lines], done.code)
 
 
 async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool) -> Result:
     async with target.database.transaction() as conn:
-        was_active = (await _known_model(conn, model_id)).active
+        models = {model.id: model for model in await select_models(conn)}
+        if model_id not in models:
+            raise StartError(f"There is no model {model_id!r}. Existing models: {allowed(models)}.")
         await update_model_active(conn, model_id, is_active=is_active)
     state = "active" if is_active else "paused"
     line = f"{model_id} is {state}. {_SOON}"
-    if was_active == is_active:
+    if models[model_id].active == is_active:
         line = f"{model_id} was already {state}."
     return Result({"modelId": model_id, "active": is_active}, [line])
 

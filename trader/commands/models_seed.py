@@ -45,7 +45,7 @@ from trader.commands.progress import Progress
 from trader.composition.external import make_source, settle_seed
 from trader.core.clock import SystemClock, floor_time, iso
 from trader.core.errors import SettingsError, StartError
-from trader.core.money import format_decimal, from_number
+from trader.core.money import counted, format_decimal, from_number
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.leadership import LeaderLock
@@ -242,10 +242,9 @@ async def _seed(
             notes.append(f"No history was written, and new models start now: {history}.")
         elif history is not None and settings is not None:
             notes.append(await _write_history(target.dsn, settings, history, options.cycle))
-    taken = (
-        "running service picks them up within a minute" if target.is_served else "service picks them up at its start"
-    )
-    lines = [f"{added} of {len(entries)} models are new, {opened} accounts were opened. The {taken}.", *notes]
+    taken = "running service picks up new models within a minute" if target.is_served else "next start picks them up"
+    those = counted(len(entries), "model")
+    lines = [f"{added} of {those} added, {counted(opened, 'account')} opened. The {taken}.", *notes]
     providers = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
     lines += [
         f"{name} gets the keys in {provider.key_variable} at {urlsplit(provider.base_url).netloc}."
@@ -261,25 +260,19 @@ def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], *, is
 
     :raises StartError: the service has no key of a model's provider
     """
-    missing: dict[str, str] = {}
-    for entry in entries:
-        definition = entry.provider_definition
-        variable = f"{entry.provider.upper()}_API_KEY" if definition is None else definition.key_variable
-        if (
-            entry.active
-            and entry.provider not in CODE_PROVIDERS
-            and variable
-            and name_of_keys(variable) not in key_names
-        ):
-            missing.setdefault(entry.provider, variable)
+    called = [entry for entry in entries if entry.active and entry.provider not in CODE_PROVIDERS]
+    own = {entry.provider: entry.provider_definition for entry in called}
+    needed = {name: f"{name.upper()}_API_KEY" if given is None else given.key_variable for name, given in own.items()}
+    missing = {
+        name: variable for name, variable in needed.items() if variable and name_of_keys(variable) not in key_names
+    }
     if not missing:
         return
-    providers, variables = " and ".join(missing), " and ".join(missing.values())
     what = "service that is running, on the synthetic market," if is_demo else "running service"
     last = "add the models again, and start `trader serve`" if is_demo else "start it, and add the models again"
     raise StartError(
-        f"The {what} has no key of {providers}. Nothing was changed. Stop it with Ctrl+C, set {variables} in the "
-        f"environment or in .env, {last}."
+        f"The {what} has no key of {' and '.join(missing)}. Nothing was changed. Stop it with Ctrl+C, set "
+        f"{' and '.join(missing.values())} in the environment or in .env, {last}."
     )
 
 

@@ -69,7 +69,11 @@ async def update_model_active(conn: Connection, model_id: str, *, is_active: boo
     await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
 
 
-DELETE_MODEL = "DELETE FROM models WHERE id = $1 AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)"
+# An account at a venue has real money.
+DELETE_MODEL = """
+DELETE FROM models WHERE id = $1 AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)
+    AND NOT EXISTS (SELECT FROM service_state WHERE trading_mode = 'live')
+"""
 
 
 async def delete_model(conn: Connection, model_id: str) -> bool:
@@ -77,8 +81,7 @@ async def delete_model(conn: Connection, model_id: str) -> bool:
 
     :raises asyncpg.ForeignKeyViolationError: the model has invocations, a note, a key or a webhook
     """
-    is_gone: bool = await conn.execute(DELETE_MODEL, model_id) == "DELETE 1"
-    if is_gone:
+    if is_gone := await conn.execute(DELETE_MODEL, model_id) == "DELETE 1":
         await insert_record(conn, REMOVED, {"model_id": model_id})
     return is_gone
 
