@@ -44,7 +44,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     if season.unvalued:
         names = ", ".join(model.id for model in season.unvalued[:10])
         lines.append(
-            f"Excluded from all figures, without a snapshot in this run: {counted(len(season.unvalued), 'model')}: {names}"
+            f"Excluded from all figures, without a snapshot yet: {counted(len(season.unvalued), 'model')}: {names}"
         )
     if season.unexplained:
         lines.append(f"NOT explained by the books: the equity of {counted(len(season.unexplained), 'account')}")
