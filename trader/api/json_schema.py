@@ -88,11 +88,9 @@ def _allow_null(component: Schema) -> None:
     """
     for name, field in component["properties"].items():
         if name not in component.get("required", ()):
-            default = field.get("default")
-            words = (
-                [] if default is None else [f"Default: {default if isinstance(default, str) else json.dumps(default)}."]
-            )
-            text = " ".join([*words, *filter(None, [field.get("description")])])
+            default, text = field.get("default"), field.get("description", "")
+            if default is not None:
+                text = f"Default: {default if isinstance(default, str) else json.dumps(default)}. {text}".rstrip()
             notes = {"description": text} if text else {}
             plain = {key: value for key, value in field.items() if key not in {"description", "default"}}
             options = plain["anyOf"] if plain.keys() == {"anyOf"} else [plain]

@@ -227,8 +227,7 @@ async def _seed(
         async with target.database.transaction() as conn:
             facts = await select_service_facts(conn)
             if target.is_served and facts.key_names is not None:
-                is_demo = facts.market_identity is not None and facts.market_identity.startswith("synthetic")
-                _require_keys(entries, facts.key_names, is_demo=is_demo)
+                _require_keys(entries, facts.key_names, f"(market {facts.market_identity})")
             is_live = (facts.trading_mode or configured_mode) == "live"
             if is_live and options.demo:
                 raise StartError(f"{target.place} is for live trading, which excludes --demo and --history.")
@@ -255,7 +254,7 @@ async def _seed(
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
 
 
-def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], *, is_demo: bool) -> None:
+def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], which: str) -> None:
     """Refuse models that the running service could not call, given the names of the keys it has.
 
     :raises StartError: the service has no key of a model's provider
@@ -266,14 +265,12 @@ def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], *, is
     missing = {
         name: variable for name, variable in needed.items() if variable and name_of_keys(variable) not in key_names
     }
-    if not missing:
-        return
-    what = "service that is running, on the synthetic market," if is_demo else "running service"
-    last = "add the models again, and start `trader serve`" if is_demo else "start it, and add the models again"
-    raise StartError(
-        f"The {what} has no key of {' and '.join(missing)}. Nothing was changed. Stop it with Ctrl+C, set "
-        f"{' and '.join(missing.values())} in the environment or in .env, {last}."
-    )
+    if missing:
+        raise StartError(
+            f"The running service {which} has no key of {' and '.join(missing)}. Nothing was changed. Stop it with "
+            f"Ctrl+C, set {' and '.join(missing.values())} in the environment or in .env, add the models, and start "
+            "`trader serve`."
+        )
 
 
 async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:
