@@ -96,9 +96,8 @@ def _chosen(options: argparse.Namespace) -> Model:
         entries = read_models(options.file, options.env_file, options.send_keys_to)
         entry = next((entry for entry in entries if options.id in (None, entry.id)), None)
         if entry is None:
-            raise SettingsError(
-                [f"{options.file} has no model {options.id!r}; it has {allowed(entry.id for entry in entries)}"]
-            )
+            ids = allowed(entry.id for entry in entries)
+            raise SettingsError([f"{options.file} has no model {options.id!r}; it has {ids}"])
         provider, name, variant = entry.provider, entry.router_model, entry.variant
         configuration = entry.configuration
     elif None in (options.provider, options.model, options.variant):
