@@ -28,7 +28,8 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 -- order in which the leaders applied them, since clocks may go back: processed_tick is the number of that tick. applied_spans
 -- has the starts and ends of the spans of dates under which ticks were applied, and origin_at the date of the clock's origin
 -- (of the machine's boot) by the clock of that tick: another date of the same origin tells how far the clock was set since.
--- One of several processes leads; each new leader begins a term, and records here which of its schedulers are running.
+-- One of several processes leads; each new leader begins a term, and records here which of its schedulers are running, and
+-- the names of the AI providers that it has keys or an address for.
 CREATE TABLE IF NOT EXISTS service_state (
     only_row        boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     market_identity text NOT NULL,
@@ -41,6 +42,7 @@ CREATE TABLE IF NOT EXISTS service_state (
     lived_until     timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,
+    key_names       text[],
     heartbeat_at    timestamptz,
     venue_url           text,
     venue_account_index bigint CHECK (venue_account_index >= 0),

@@ -241,3 +241,13 @@ async def test_the_stops_of_example_orders_hold_on_every_seed() -> None:
     ]
     assert len(stops) > 2
     assert max(stops) < min(lowest)
+
+
+def test_guides_call_the_program_by_one_name_that_a_checkout_has() -> None:
+    """After the first start, which makes the environment, a shell has `trader`."""
+    mentions = {name: len(re.findall(r"(?<![/\w])scripts/run\b", text)) for name, text in DOCUMENTS.items()}
+    allowed = {"README.md": 2, "docs/tutorial.md": 1, "docs/commands.md": 1}
+    assert {name: mentions[name] for name in PAGES if mentions[name]} | {"README.md": mentions["README.md"]} == allowed
+    for name in allowed:
+        assert "`source .venv/bin/activate`" in DOCUMENTS[name], name
+    assert "trader" in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]

@@ -56,11 +56,11 @@ async def test_the_whole_life_of_a_position_is_reproduced(floor: Floor) -> None:
     )
     assert all(each.is_same for each in reproductions)
     assert [each.calls[0][1].detail for each in reproductions] == [
-        "1 fills, to the last digit",
-        "1 fills, to the last digit",
+        "1 fill, to the last digit",
+        "1 fill, to the last digit",
         "the exit plan is set",
-        "1 fills, to the last digit",
-        "1 fills, to the last digit",
+        "1 fill, to the last digit",
+        "1 fill, to the last digit",
     ]
 
 
@@ -150,7 +150,7 @@ async def test_inputs_of_a_rule_agent_are_recorded(floor: Floor) -> None:
     floor.provider.is_remote = False
     reproduction = await again(floor, await run_one(floor, calling(opening()), hold("in")))
     assert reproduction.is_same, reproduction
-    assert reproduction.calls[0][1].detail == "1 fills, to the last digit"
+    assert reproduction.calls[0][1].detail == "1 fill, to the last digit"
 
 
 async def test_a_changed_row_is_detected(floor: Floor) -> None:
@@ -229,7 +229,7 @@ async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: py
 
     assert run(record.invocation.id) == 0
     said = capsys.readouterr().out
-    assert "1. createPosition (ok): same: 1 fills, to the last digit" in said
+    assert "1. createPosition (ok): same: 1 fill, to the last digit" in said
     assert said.endswith("The books are identical.\n")
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE fills SET fee = fee + $1", Decimal(1))

@@ -16,9 +16,14 @@ from trader.agents.domain.models import ModelConfiguration, TokenPrice
 from trader.agents.sql.models import select_models
 from trader.backtest.history import history_database
 from trader.core.clock import SystemClock
-from trader.database.leadership import LeaderLock
+from trader.database.leadership import LeaderLock, update_heartbeat
 from trader.database.pool import Database
-from trader.exchange.sql.accounts import select_accounts, select_processed_until
+from trader.exchange.sql.accounts import (
+    DatabaseIdentity,
+    select_accounts,
+    select_processed_until,
+    upsert_service_state,
+)
 from trader.portfolio.audit import audit
 
 FILE = """
@@ -57,11 +62,11 @@ async def test_seeding_a_models_file_is_repeatable(
     Path("models.toml").write_text(FILE, encoding="utf-8")
     before = SystemClock().now()
     assert _run("models.toml", "--demo", "--database-url", dsn) == 0
-    assert "2 of 2 models are new, 2 accounts were opened" in capsys.readouterr().out
+    assert "2 of 2 models added, 2 accounts opened" in capsys.readouterr().out
     Path("models.toml").write_text(FILE.replace("2500.5", "9").replace("DeepSeek", "Deep"), encoding="utf-8")
     assert _run("models.toml", "--demo", "--database-url", dsn) == 0
     output = capsys.readouterr().out
-    assert "0 of 2 models are new, 0 accounts were opened" in output
+    assert "0 of 2 models added, 0 accounts opened" in output
     assert "deepseek-apex is already open with 2500.5" in output
     async with database.connection() as conn:
         models = {model.id: model for model in await select_models(conn)}
@@ -86,7 +91,7 @@ async def test_a_live_model_gets_its_venue_account_without_paper_capital(
         monkeypatch.setenv(name, value)
     Path("models.toml").write_text(FILE + "venue_account_index = 12\n", encoding="utf-8")
     assert _run("models.toml", "--database-url", dsn) == 0
-    assert "2 of 2 models are new, 0 accounts were opened" in capsys.readouterr().out
+    assert "2 of 2 models added, 0 accounts opened" in capsys.readouterr().out
     Path("models.toml").write_text(FILE, encoding="utf-8")
     assert _run("models.toml", "--database-url", dsn) == 0
     async with database.connection() as conn:
@@ -385,7 +390,7 @@ async def test_a_history_is_written_once_and_continued(
     assert (await audit(database)).is_clean
     assert _run(*arguments) == 0
     output = capsys.readouterr().out
-    assert "0 of 2 models are new" in output
+    assert "0 of 2 models added" in output
     assert "complete up to" in output or "is written" in output
     assert (await audit(database)).is_clean
 
@@ -401,7 +406,7 @@ async def test_with_a_running_service_the_history_stays_and_models_start_now(
         assert _run(*asked) == 0
         said = capsys.readouterr()
         assert "the service is running" in said.err
-        assert f"{added} of 1 models are new, {added} accounts were opened. The running service" in said.out
+        assert f"{added} of 1 model added, {added} account" in said.out
         assert "new models start now: a service is using it." in said.out
     await lock.release()
     async with database.connection() as conn:
@@ -471,3 +476,32 @@ async def test_rule_agents_need_no_router_model(database: Database, dsn: str) ->
 async def _open_late(database: Database) -> None:
     async with database.connection() as conn:
         await add_run(conn, "late", make_run("late", at=datetime(2100, 1, 1, tzinfo=UTC)))
+
+
+async def test_a_model_whose_key_the_running_service_lacks_is_refused(
+    database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = LeaderLock(dsn)
+    assert await lock.try_acquire()
+    async with database.connection() as conn:
+        await upsert_service_state(conn, DatabaseIdentity("synthetic", "simulated"))
+        assert await update_heartbeat(conn, 0, {}, ["mistral", "anthropic"])
+    own = (
+        '[[models]]\nid = "{0}"\nvariant = "Apex"\nprovider = "{0}"\nrouter_model = "m"\n[[providers]]\nname = "{0}"\n'
+    )
+    keyed = 'base_url = "https://x.example"\nkey_host = "x.example"\nkey_variable = "{}_API_KEY"\n'
+    local = own.format("local") + 'base_url = "http://127.0.0.1:9"\n'
+    cases = (FILE, own.format("acme") + keyed.format("ACME"))
+    for text, variable in zip(cases, ("OPENROUTER_API_KEY", "ACME_API_KEY"), strict=True):
+        Path("models.toml").write_text(text, encoding="utf-8")
+        assert _run("models.toml", "--send-keys-to", "x.example", "--database-url", dsn) == 1
+        said = capsys.readouterr().err
+        assert "The running service (market synthetic) has no key of" in said
+        assert f"set {variable} " in said
+        assert "add the models, and start `trader serve`" in said
+    for text in (FILE.replace("openrouter", "mistral"), local, own.format("anthropic") + keyed.format("ANTHROPIC")):
+        Path("models.toml").write_text(text, encoding="utf-8")
+        assert _run("models.toml", "--send-keys-to", "x.example", "--database-url", dsn) == 0, capsys.readouterr()
+    await lock.release()
+    Path("models.toml").write_text(FILE.replace("deepseek-apex", "later"), encoding="utf-8")
+    assert _run("models.toml", "--database-url", dsn) == 0, "the next service may have the key"

@@ -261,7 +261,7 @@ async def test_an_empty_database_has_nothing_to_show(database: Database, call: C
 async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS_FILE, encoding="utf-8")
     added = await call("models", "add", "models.toml")
-    assert "1 of 2 models are new, 1 accounts were opened." in added.out
+    assert "1 of 2 models added, 1 account opened." in added.out
     assert "ada is already open with 10000; its capital does not change." in added.out
     assert "ada has no `every`" in added.out
     assert (await call("models", "pause", "new")).out.startswith("new is paused.")
@@ -278,6 +278,26 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
     wrong = await call("models", "add", "models.toml")
     assert wrong.code == 2
     assert wrong.err.startswith("Nothing was changed:\n  models.toml, line 4: model 1.variant: expected one of Apex")
+
+
+async def test_a_removed_model_is_gone_unless_it_has_a_record(
+    rows: None, database: Database, call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "models.toml").write_text(MODELS_FILE, encoding="utf-8")
+    assert (await call("models", "add", "models.toml")).code == 0
+    assert (await call("models", "remove", "new")).out == "new is removed. It had never decided or traded.\n"
+    assert (await call("audit", "chain")).code == 0, "the record says that it was removed"
+    assert "There is no model 'new'" in (await call("models", "remove", "new")).err
+    assert "There is no account 'new'" in (await call("accounts", "show", "new")).err
+    assert (await call("models", "add", "models.toml")).out.startswith("1 of 2 models"), "its name is free again"
+    async with database.connection() as conn:
+        await conn.execute("DELETE FROM invocation_counts WHERE model_id = 'bob'")
+        await conn.execute("DELETE FROM invocations WHERE model_id = 'bob'")
+    for model_id in ("ada", "bob"):  # one has decided and traded, the other has only traded
+        kept = await call("models", "remove", model_id, "--json")
+        assert (kept.value["removed"], kept.value["active"]) == (False, False)
+        assert f"`trader flatten --account {model_id}`" in (await call("models", "remove", model_id)).out
+    assert len((await call("show", "trades", "--json")).value["trades"]) == 2
 
 
 @pytest.mark.parametrize(

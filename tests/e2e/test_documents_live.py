@@ -77,7 +77,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "createdb --owner trader trader": "the test has its own database",
         "createdb --owner trader rehearsal": "restores a second backup into the database of the first",
         "createdb -h": OTHER_SERVER,
-        "mv .trader": "the test has its own database",
         "trader restore moving.dump": OTHER_SERVER,
         "psql": OTHER_SERVER,
         "pg_ctl": OWN_SERVER,

@@ -91,7 +91,7 @@ async def test_models_seeded_by_the_document_trade_on_the_running_service(
                     assert ("embedded in" in printed) == (kind == "embedded")
             ids = {model["id"] for model in (await service.call("models.getModels"))["models"]}
             if kind == "DATABASE_URL":
-                assert "0 of 1 models are new, 0 accounts were opened." in printed, "the second time"
+                assert "0 of 1 model added, 0 accounts opened." in printed, "the second time"
                 assert "my-apex" in ids
                 return
             assert ids >= SEEDED

@@ -23,10 +23,11 @@ from trader.database.pool import Connection, Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account, all_taken
 from trader.exchange.domain.halts import HaltCause
+from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.domain.orders import OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
 from trader.exchange.ledger_writer import LedgerWriter
-from trader.exchange.sql.accounts import DatabaseIdentity, Deletion, delete_account
+from trader.exchange.sql.accounts import DatabaseIdentity, Deletion, delete_account, insert_account, select_accounts
 from trader.market.domain.markets import Tick
 
 
@@ -354,6 +355,16 @@ async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(databas
         await leader.exchange.open_account("c")
         await follower.exchange.follow()
         assert set(follower.exchange.accounts) == {"a", "c"}
+
+
+async def test_an_account_that_another_process_opened_is_removed(venue: Venue) -> None:
+    run = unopened_account("e", Decimal(100), "USDT", START).run
+    async with venue.database.connection() as conn:
+        await insert_account(conn, "e", run)
+    for _ in range(2):
+        assert await venue.exchange.remove_account("e")
+        async with venue.database.connection() as conn:
+            assert "e" not in await select_accounts(conn)
 
 
 async def test_an_account_whose_removal_was_not_confirmed_is_gone_once_its_rows_are_read(

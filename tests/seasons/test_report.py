@@ -49,7 +49,7 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(
     await _is_drawn(tmp_path)
     broken = await call("report")
     assert broken.code == 1
-    assert "NOT explained by the books: the equity of 1 accounts" in broken.out
+    assert "NOT explained by the books: the equity of 1 account\n" in broken.out
     assert report_data(tmp_path / "season.html")["unexplained"] == ["qwen-apex"]
     async with database.connection() as conn:
         await conn.execute(CLOSE_SOONER)  # which also moves what is closed since the last snapshot to before it
@@ -103,7 +103,7 @@ async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
     made = await call("report")
     assert made.code == 0, made.err
-    assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.out
+    assert "Excluded from all figures, without a snapshot yet: 1 model: apex-rules" in made.out
     shown = report_data(tmp_path / "season.html")
     assert [model["account"]["name"] for model in shown["models"]] == ["Trendsurfer Rules"]
     assert [(model["name"], model["initialCapital"]) for model in shown["unvalued"]] == [("Apex Rules", "4321")]

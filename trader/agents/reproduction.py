@@ -24,6 +24,7 @@ from trader.agents.sql.invocations import (
     select_tool_calls,
 )
 from trader.core.errors import MarketUnavailable, NotFound
+from trader.core.money import counted
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import refusal_to_open
@@ -209,7 +210,7 @@ async def _compare_books(
         return CallFinding(False, f"the books hold {_json([answers, fills])}; now: {now}")
     if posting.answers[0].reason is not None and not fills:
         return CallFinding(True, f"rejected: {posting.answers[0].reason}")
-    return CallFinding(True, f"{len(fills)} fills, to the last digit")
+    return CallFinding(True, f"{counted(len(fills), 'fill')}, to the last digit")
 
 
 def _json(value: Any) -> str:

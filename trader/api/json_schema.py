@@ -5,6 +5,7 @@ than necessary (`int | float` is a number).
 """
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -81,11 +82,17 @@ def _component(name: str, schema: Schema, names: Mapping[str, str]) -> Schema:
 
 
 def _allow_null(component: Schema) -> None:
-    """Add null to the optional fields of an input, where it means the same as absence."""
+    """Add null to the optional fields of an input, where it means the same as absence.
+
+    Their defaults become words, because generators of clients take a field with a default for one that is always there.
+    """
     for name, field in component["properties"].items():
         if name not in component.get("required", ()):
-            notes = {key: field[key] for key in field.keys() & {"description", "default"}}
-            plain = {key: value for key, value in field.items() if key not in notes}
+            default, text = field.get("default"), field.get("description", "")
+            if default is not None:
+                text = f"Default: {default if isinstance(default, str) else json.dumps(default)}. {text}".rstrip()
+            notes = {"description": text} if text else {}
+            plain = {key: value for key, value in field.items() if key not in {"description", "default"}}
             options = plain["anyOf"] if plain.keys() == {"anyOf"} else [plain]
             null = [] if _takes_null(field) else [{"type": "null"}]
             component["properties"][name] = _merged({"anyOf": [*options, *null], **notes})

@@ -11,6 +11,7 @@ from trader.commands.command import Result, allowed, listing, moment, money
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.operate import add_confirmation, ask_and_operate
 from trader.core.errors import StartError
+from trader.core.money import counted
 from trader.database.pool import Connection
 from trader.exchange.domain import account as figures
 from trader.exchange.domain.account import Account, Position
@@ -116,9 +117,11 @@ async def remove_account(options: argparse.Namespace, target: TargetDatabase) ->
     async with target.reading() as conn:
         account_id = await known_account(conn, options.account)
         if account_id in {model.id for model in await select_models(conn)}:
-            raise StartError(f"{account_id!r} is a model's account and stays; `models pause` stops the model.")
+            raise StartError(
+                f"{account_id!r} is a model's account and stays. `trader models remove {account_id}` removes the model."
+            )
         if count := await select_fill_count(conn, account_id):
-            raise StartError(f"{account_id!r} has traded ({count} fills); its record is kept. Nothing was changed.")
+            raise StartError(f"{account_id!r} has {counted(count, 'fill')}; its record is kept. Nothing was changed.")
     return await ask_and_operate(Verb.REMOVE, options, target)
 
 

@@ -13,6 +13,7 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, first, opera
 from trader.commands.database import TargetDatabase, database_command, require_writable
 from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
+from trader.core.money import counted
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
 from trader.record.anchor_sinks import AnchorLine
@@ -43,7 +44,7 @@ async def _audit_books(options: argparse.Namespace, target: TargetDatabase) -> R
     lines = [
         f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}, {report.hours} hours of equity",
         *first([f"  {problem}" for problem in report.problems]),
-        "clean" if report.is_clean else f"NOT clean: {len(report.problems)} problems",
+        "clean" if report.is_clean else f"NOT clean: {counted(len(report.problems), 'problem')}",
     ]
     value = {"isClean": report.is_clean, "audit": report}
     if options.record:
@@ -186,7 +187,7 @@ async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Resu
 def _describe(reproduction: InvocationReproduction) -> Iterator[str]:
     invocation = reproduction.invocation
     started_at = f"{invocation.started_at:%Y-%m-%d %H:%M:%S} UTC"
-    yield f"{invocation.model_id}, {started_at}, {invocation.status}, {len(reproduction.calls)} calls"
+    yield f"{invocation.model_id}, {started_at}, {invocation.status}, {counted(len(reproduction.calls), 'call')}"
     for call, comparison in reproduction.calls:
         name = call.type if call.metadata["raw"] is None else call.metadata["raw"]["name"]
         yield f"  {call.number}. {name} ({call.status}): {WORDS[comparison.same]}: {comparison.detail}"

@@ -27,6 +27,7 @@ from trader.commands.database import TargetDatabase, add_database_options, datab
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.logs import printable
+from trader.core.money import counted
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
 from trader.database.embedded.server import EmbeddedPostgres, database_name
@@ -89,7 +90,8 @@ class Checked(NamedTuple):
         """The facts as lines for people."""
         counts = f"{self.runs} runs, {self.entries} ledger entries, {self.decisions} decisions"
         listed = first([f"  {problem}" for problem in self.problems])
-        return [f"checked: {counts}", *listed, f"NOT clean: {len(self.problems)} problems" if listed else "clean"]
+        verdict = f"NOT clean: {counted(len(self.problems), 'problem')}" if listed else "clean"
+        return [f"checked: {counts}", *listed, verdict]
 
 
 def _backup_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,11 @@
-"""The commands models list, pause and resume, and the models' budgets: their cost today, and what remains."""
+"""The commands models list, pause, resume and remove, and the models' budgets: their cost today, and what remains."""
 
 import argparse
 import os
 from collections.abc import Mapping
 from typing import Final
+
+import asyncpg
 
 import trader.commands.models_seed
 import trader.commands.models_try  # noqa: F401 - declares its command
@@ -12,16 +14,20 @@ from trader.agents.domain.models import Model
 from trader.agents.domain.shares import Budget
 from trader.agents.sql.models import (
     ModelActivity,
+    delete_model,
     select_model_activity,
     select_models,
     update_model_active,
 )
 from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
+from trader.commands.operate import operate
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.money import format_decimal
-from trader.exchange.sql.accounts import select_lived_until
+from trader.database.leadership import LeaderLock
+from trader.exchange.domain.halts import Verb
+from trader.exchange.sql.accounts import delete_account, select_lived_until
 from trader.settings.settings import read_some
 
 STATES: Final = {"open": "open", "manage": "only reduces", "pause": "paused by its budget"}
@@ -84,6 +90,42 @@ async def pause(options: argparse.Namespace, target: TargetDatabase) -> Result:
 async def resume(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Resume the invocations of a paused model."""
     return await _set_active(target, options.model, is_active=True)
+
+
+def _remove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("account", metavar="ID", help="the model, as `trader models list` shows it")
+    parser.set_defaults(reason="its model was removed by an operator")
+
+
+@database_command("models remove", example="trader models remove typo", arguments=_remove_arguments, changes=True)
+async def remove(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Remove a model that has never decided, with its account. A model with a record is paused instead.
+
+    The record of a model that has decided or traded stays, with its account, trades and place on the boards. So do its
+    open positions with their exit plans.
+    """
+    model_id: str = options.account
+    lock = LeaderLock(target.dsn)
+    try:
+        if not target.is_served and not await lock.try_acquire():
+            raise StartError("A service is starting. Nothing was changed; try again in a minute.")
+        async with target.database.transaction() as conn:
+            is_gone = await delete_model(conn, model_id)
+            if is_gone and not target.is_served:
+                await delete_account(conn, model_id, None)
+    except asyncpg.ForeignKeyViolationError:
+        is_gone = False
+    finally:
+        await lock.release()
+    if not is_gone:
+        paused = await _set_active(target, model_id, is_active=False)
+        kept = f"Its record stays, with its account and positions: `trader flatten --account {model_id}` closes them."
+        return Result({**paused.value, "removed": False}, [*paused.lines, kept])
+    line, value = f"{model_id} is removed. It had never decided or traded.", {"modelId": model_id, "removed": True}
+    if not target.is_served:
+        return Result(value, [line])
+    done = await operate(Verb.REMOVE, options, target)
+    return Result({**done.value, **value}, [line, *done.lines], done.code)
 
 
 async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool) -> Result:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from trader.agents.domain.models import Model
+from trader.agents.domain.models import CODE_PROVIDERS, Model
 from trader.agents.models_file import (
     ModelEntry,
     add_keys_argument,
@@ -45,7 +45,7 @@ from trader.commands.progress import Progress
 from trader.composition.external import make_source, settle_seed
 from trader.core.clock import SystemClock, floor_time, iso
 from trader.core.errors import SettingsError, StartError
-from trader.core.money import format_decimal, from_number
+from trader.core.money import counted, format_decimal, from_number
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.leadership import LeaderLock
@@ -54,6 +54,7 @@ from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.sql.accounts import insert_account, select_accounts, select_identity, select_processed_until
 from trader.market.sources.synthetic import SyntheticSource
 from trader.operations.sql.status import select_service_facts
+from trader.settings.providers import name_of_keys
 from trader.settings.settings import Settings, read_some
 
 CYCLE_MINUTES: Final = 5
@@ -224,7 +225,10 @@ async def _seed(
         stack.push_async_callback(lock.release)
         is_locked = settings is not None and await lock.try_acquire()
         async with target.database.transaction() as conn:
-            is_live = ((await select_service_facts(conn)).trading_mode or configured_mode) == "live"
+            facts = await select_service_facts(conn)
+            if target.is_served and facts.key_names is not None:
+                _require_keys(entries, facts.key_names, f"(market {facts.market_identity})")
+            is_live = (facts.trading_mode or configured_mode) == "live"
             if is_live and options.demo:
                 raise StartError(f"{target.place} is for live trading, which excludes --demo and --history.")
             history: History | str | None = None
@@ -237,10 +241,9 @@ async def _seed(
             notes.append(f"No history was written, and new models start now: {history}.")
         elif history is not None and settings is not None:
             notes.append(await _write_history(target.dsn, settings, history, options.cycle))
-    taken = (
-        "running service picks them up within a minute" if target.is_served else "service picks them up at its start"
-    )
-    lines = [f"{added} of {len(entries)} models are new, {opened} accounts were opened. The {taken}.", *notes]
+    taken = "running service picks up new models within a minute" if target.is_served else "next start picks them up"
+    those = counted(len(entries), "model")
+    lines = [f"{added} of {those} added, {counted(opened, 'account')} opened. The {taken}.", *notes]
     providers = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
     lines += [
         f"{name} gets the keys in {provider.key_variable} at {urlsplit(provider.base_url).netloc}."
@@ -249,6 +252,25 @@ async def _seed(
     ]
     lines += filter(None, map(day_cost_of, entries))
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
+
+
+def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], which: str) -> None:
+    """Refuse models that the running service could not call, given the names of the keys it has.
+
+    :raises StartError: the service has no key of a model's provider
+    """
+    called = [entry for entry in entries if entry.active and entry.provider not in CODE_PROVIDERS]
+    own = {entry.provider: entry.provider_definition for entry in called}
+    needed = {name: f"{name.upper()}_API_KEY" if given is None else given.key_variable for name, given in own.items()}
+    missing = {
+        name: variable for name, variable in needed.items() if variable and name_of_keys(variable) not in key_names
+    }
+    if missing:
+        raise StartError(
+            f"The running service {which} has no key of {' and '.join(missing)}. Nothing was changed. Stop it with "
+            f"Ctrl+C, set {' and '.join(missing.values())} in the environment or in .env, add the models, and start "
+            "`trader serve`."
+        )
 
 
 async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:

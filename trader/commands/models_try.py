@@ -17,7 +17,7 @@ from trader.agents.domain.invocations import Invocation, Step
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
-from trader.agents.models_file import ModelEntry, add_keys_argument, read_models, request_fields, variant_argument
+from trader.agents.models_file import add_keys_argument, read_models, request_fields, variant_argument
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker, unpacked
 from trader.agents.providers.providers import make_providers
@@ -27,11 +27,11 @@ from trader.agents.sql.invocations import select_payloads, select_steps, select_
 from trader.agents.sql.models import upsert_model
 from trader.agents.variants import limits_of
 from trader.agents.workflow import Workflow
-from trader.commands.command import EXIT_WRONG_SETTINGS, command, show
+from trader.commands.command import allowed, command, show
 from trader.composition.external import make_source, settle_seed
 from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, SystemClock
-from trader.core.errors import SettingsError, TraderError
+from trader.core.errors import SettingsError
 from trader.core.events import EventBus
 from trader.core.logs import configure_logs
 from trader.core.money import format_decimal
@@ -78,20 +78,13 @@ def try_model(options: argparse.Namespace) -> int:
     afterwards, so the model gets realistic results.
     """
     configure_logs("warning", "console")
-    try:
-        model = _chosen(options)
-        settings = Settings.load(os.environ, options.env_file, demo=options.demo or model.provider == "rules")
-        if model.configuration.provider_definition is None:
-            require_provider(settings)
-        with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
-            Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
-            return asyncio.run(_try(settings, model, Path(folder)))
-    except SettingsError as error:
-        show(f"models try: {error}", on_stderr=True)
-        return EXIT_WRONG_SETTINGS
-    except TraderError as error:
-        show(f"models try: {error}", on_stderr=True)
-        return 1
+    model = _chosen(options)
+    settings = Settings.load(os.environ, options.env_file, demo=options.demo or model.provider == "rules")
+    if model.configuration.provider_definition is None:
+        require_provider(settings)
+    with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
+        Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
+        return asyncio.run(_try(settings, model, Path(folder)))
 
 
 def _chosen(options: argparse.Namespace) -> Model:
@@ -103,7 +96,8 @@ def _chosen(options: argparse.Namespace) -> Model:
         entries = read_models(options.file, options.env_file, options.send_keys_to)
         entry = next((entry for entry in entries if options.id in (None, entry.id)), None)
         if entry is None:
-            raise SettingsError([f"{options.file} has no model {options.id!r}; it has {_ids(entries)}"])
+            ids = allowed(entry.id for entry in entries)
+            raise SettingsError([f"{options.file} has no model {options.id!r}; it has {ids}"])
         provider, name, variant = entry.provider, entry.router_model, entry.variant
         configuration = entry.configuration
     elif None in (options.provider, options.model, options.variant):
@@ -115,10 +109,6 @@ def _chosen(options: argparse.Namespace) -> Model:
         id="try", name=name, variant=variant, provider=provider, router_model_name=name,
         created_at=SystemClock().now(), configuration=configuration,
     )  # fmt: skip
-
-
-def _ids(entries: Sequence[ModelEntry]) -> str:
-    return ", ".join(entry.id for entry in entries) or "none"
 
 
 async def _try(settings: Settings, chosen: Model, folder: Path) -> int:

@@ -12,6 +12,7 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import StartError
 from trader.core.files import replace_file
+from trader.core.money import counted
 from trader.live import recorded_books
 from trader.live.sql import drift as drift_store
 from trader.live.sql.drift import DriftFigures, Uncompared
@@ -39,14 +40,14 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """
     season = await read_season(options.name or target.name, target)
     _write(options.output, page(season))
-    lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
+    lines = [f"{options.output}: {counted(len(season.standings), 'model')}, {counted(len(season.trades), 'trade')}"]
     if season.unvalued:
         names = ", ".join(model.id for model in season.unvalued[:10])
         lines.append(
-            f"Excluded from all figures, as their run has no snapshot yet: {len(season.unvalued)} models: {names}"
+            f"Excluded from all figures, without a snapshot yet: {counted(len(season.unvalued), 'model')}: {names}"
         )
     if season.unexplained:
-        lines.append(f"NOT explained by the books: the equity of {len(season.unexplained)} accounts")
+        lines.append(f"NOT explained by the books: the equity of {counted(len(season.unexplained), 'account')}")
     value = {
         "file": str(options.output),
         "models": len(season.standings),

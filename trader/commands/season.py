@@ -31,6 +31,7 @@ from trader.commands.database import TargetDatabase, database_command
 from trader.commands.season_plan import read_rules
 from trader.core.clock import iso
 from trader.core.errors import InvalidInput, SettingsError, StartError
+from trader.core.money import counted
 from trader.database.pool import Connection
 from trader.portfolio import seasons as service
 from trader.portfolio.domain.seasons import Season, SeasonResult, SeasonRules, entrant_issues
@@ -137,7 +138,8 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
         if not is_closed:  # an open season has no result
             shutil.rmtree(options.folder)
     lines = [
-        f"{season.title} is closed, {moment(datetime.fromisoformat(card.period.until))}: {len(card.accounts)} models.",
+        f"{season.title} is closed with {counted(len(card.accounts), 'model')}, "
+        f"{moment(datetime.fromisoformat(card.period.until))}.",
         f"{options.folder}: {', '.join([CARD, RECORD, *card.digests])}",
     ]
     return Result({"folder": str(options.folder), "card": card}, lines)
@@ -224,7 +226,7 @@ def check(options: argparse.Namespace) -> Result:
         since = f"after position {checked.anchored} " if checked.anchored else ""
         lines.append(f"No anchor covers the record {since}(--anchors): whether it was rebuilt there is unknown.")
     lines.append(
-        f"NOT what the record says: {len(wrong)} differences."
+        f"NOT what the record says: {counted(len(wrong), 'difference')}."
         if wrong or checked.judged is None
         else f"Everything in {options.folder} follows from its record: {checked.judged.basis.season.title}."
     )

@@ -100,6 +100,7 @@ class Leadership:
     ) -> None:
         self._clock = context.clock
         self._market = context.market
+        self._key_names = tuple(context.settings.providers)
         self._exchange = context.exchange
         self._agents = context.agents
         self._portfolio = context.portfolio
@@ -264,7 +265,7 @@ class Leadership:
         term = self._exchange.term
         if term is not None:
             async with self._database.writing() as conn:
-                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()))
+                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()), self._key_names)
             if not is_current and term == self._exchange.term != self._unseated_in:
                 self._unseated_in = term
                 text = f"another process leads as well; the term {term} of this one is over, and its trades are refused"

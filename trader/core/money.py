@@ -64,3 +64,8 @@ def format_decimal(value: Decimal) -> str:
         return "0"
     plain = format(value, "f")
     return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun in the singular or the plural."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

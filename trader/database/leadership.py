@@ -6,6 +6,7 @@ The lock lives on a separate connection, so it ends with the process, however th
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -151,12 +152,14 @@ async def hold_term(conn: Connection, term: int | None) -> bool:
     return bool(await conn.fetch(HOLD_TERM, term))
 
 
-UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now() WHERE term = $1 RETURNING true"
+UPDATE_HEARTBEAT = """
+UPDATE service_state SET schedulers = $2, key_names = $3, heartbeat_at = now() WHERE term = $1 RETURNING true
+"""
 
 
-async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool]) -> bool:
-    """Record the leader's heartbeat and its running schedulers, for the standbys. False if its term is over."""
-    return bool(await conn.fetchval(UPDATE_HEARTBEAT, term, schedulers))
+async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool], key_names: Iterable[str]) -> bool:
+    """Record the leader's heartbeat, schedulers and providers (`Settings.providers`). False if its term is over."""
+    return bool(await conn.fetchval(UPDATE_HEARTBEAT, term, schedulers, list(key_names)))
 
 
 SELECT_LEADER_SCHEDULERS = """

@@ -269,8 +269,6 @@ class Accounts:
 
     async def _remove(self, account_id: str, within: Within) -> bool:
         async with self._certain(account_id, within):
-            if account_id not in self._accounts:
-                return True
             if (term := self._term) is None:
                 raise self._ended()
             try:

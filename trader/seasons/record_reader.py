@@ -27,7 +27,7 @@ from trader.portfolio.seasons import scope_of
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, Worth
 from trader.portfolio.tables import Table
 from trader.record.domain.chain import GENESIS, link_digest
-from trader.record.domain.results import BEGIN, REMOVED, STATE_TABLES, ResultRow
+from trader.record.domain.results import BEGIN, REMOVED, STATE_TABLES, ResultRow, forget_removed
 
 TABLES: Final = (
     "models", "runs", "past_runs", "past_entrants", "entrants", "hours", "positions", "plan_changes", "closes", "fills",
@@ -134,7 +134,9 @@ class RecordReader:
 
     def _read_results(self, content: Mapping[str, Any]) -> None:
         if content["kind"] == REMOVED:
-            self._remove(content["account_id"])
+            forget_removed(self.states, content)
+            for kept in (self.ledger, self.hours):
+                kept.pop(content.get("account_id", ""), None)
         rows = content.get("rows", {})
         for table in STATE_TABLES.keys() & rows.keys():
             for row in rows[table]:
@@ -168,12 +170,6 @@ class RecordReader:
         if table == "invocation_counts" and not is_first:
             self.missed.append(row)
         self.states[table][key] = row
-
-    def _remove(self, account_id: str) -> None:
-        for kept in (self.ledger, self.hours):
-            kept.pop(account_id, None)
-        runs = self.states["runs"]
-        self.states["runs"] = {key: row for key, row in runs.items() if key[0] != account_id}
 
     def season(self, number: int) -> Season:
         """Return a season with the records read so far."""

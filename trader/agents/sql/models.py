@@ -10,7 +10,8 @@ from trader.agents.domain.strategy import StrategyState
 from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, part_of_row
-from trader.record.sql.chain import MODEL_COLUMNS, insert_rows_record
+from trader.record.domain.results import REMOVED
+from trader.record.sql.chain import MODEL_COLUMNS, insert_record, insert_rows_record
 
 SELECT_MODELS = """
 SELECT id, name, variant, provider, router_model_name, logo, active, created_at, venue_account_index,
@@ -66,6 +67,23 @@ UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
 async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
     """Set whether a model is invoked in future cycles."""
     await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
+
+
+# An account at a venue has real money.
+DELETE_MODEL = """
+DELETE FROM models WHERE id = $1 AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)
+    AND NOT EXISTS (SELECT FROM service_state WHERE trading_mode = 'live')
+"""
+
+
+async def delete_model(conn: Connection, model_id: str) -> bool:
+    """Delete a model whose account has never traded, and record it. Return whether it is gone.
+
+    :raises asyncpg.ForeignKeyViolationError: the model has invocations, a note, a key or a webhook
+    """
+    if is_gone := await conn.execute(DELETE_MODEL, model_id) == "DELETE 1":
+        await insert_record(conn, REMOVED, {"model_id": model_id})
+    return is_gone
 
 
 UPDATE_REACHING_OUT_INACTIVE = """

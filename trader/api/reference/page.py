@@ -177,10 +177,8 @@ class _Page:
     def _row(self, name: str, field: Schema, is_required: bool) -> str:
         kind = "name" if is_required else "name optional"
         notes = [inline(str(field["description"]))] if "description" in field else []
-        if field.get("default") is not None:
-            notes.append(f"default <code>{escape(json.dumps(field['default']))}</code>")
         limits = _limits(field)
-        if limits and "description" not in field:
+        if limits and field.get("description", "Default: ").startswith("Default: "):
             notes.append(limits)
         nested = "".join(self._nested(inner) for inner in self._objects(field))
         text = f'<span class="type">{self._type(field)}</span> {"; ".join(notes)}{nested}'

@@ -46,7 +46,8 @@ async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
 DELETE_ACCOUNT = """
 WITH account AS (
     DELETE FROM accounts
-    WHERE id = $1 AND (SELECT term FROM service_state) = $2 AND id NOT IN (SELECT id FROM models)
+    WHERE id = $1 AND ($2::bigint IS NULL OR (SELECT term FROM service_state) = $2)
+        AND id NOT IN (SELECT id FROM models)
         AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)
     RETURNING id
 ), its_limit_orders AS (
@@ -67,27 +68,30 @@ WITH account AS (
     UPDATE equity_marks t SET day_start = t.day_start - b.last, peak = t.peak - b.last, last = t.last - b.last
     FROM its_baseline b WHERE t.account_id IS NULL
 )
-SELECT (SELECT term FROM service_state) = $2 AS is_leading,
-       EXISTS (SELECT FROM accounts WHERE id = $1) AND NOT EXISTS (SELECT FROM account) AS is_kept
+SELECT $2 IS NULL OR (SELECT term FROM service_state) = $2 AS is_leading,
+       EXISTS (SELECT FROM accounts WHERE id = $1) AND NOT EXISTS (SELECT FROM account) AS is_kept,
+       EXISTS (SELECT FROM account) AS is_deleted
 """
 
 
 class Deletion(NamedTuple):
-    """Whether the term continues, and whether the account stays because it has traded or belongs to a model."""
+    """Whether the term continues, and whether the account stays (it has traded, or a model has it) or was deleted."""
 
     is_leading: bool
     is_kept: bool
+    is_deleted: bool
 
 
-async def delete_account(conn: Connection, account_id: str, term: int) -> Deletion:
+async def delete_account(conn: Connection, account_id: str, term: int | None) -> Deletion:
     """Delete an account that has never traded and belongs to no model, with its rows, in this term.
 
-    The connection must be in a transaction: the removal is recorded in the chain.
+    Without a term the caller holds the leader's lock. The connection must be in a transaction: the removal is recorded
+    in the chain.
     """
     record = await conn.fetchrow(DELETE_ACCOUNT, account_id, term)
     assert record is not None
     deletion = Deletion(**record)
-    if deletion.is_leading and not deletion.is_kept:
+    if deletion.is_deleted:
         await insert_record(conn, REMOVED, {"account_id": account_id})
     return deletion
 

@@ -1,6 +1,6 @@
 """SQL for the command `status`: the service and its database at one moment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ class ServiceFacts(NamedTuple):
     trading_mode: str | None
     heartbeat_at: datetime | None
     schedulers: Mapping[str, bool] | None
+    key_names: Sequence[str] | None
     processed_until: datetime | None
     models: int
     models_active: int
@@ -38,7 +39,8 @@ class ServiceFacts(NamedTuple):
 
 SELECT_SERVICE_FACTS = """
 SELECT (SELECT version FROM schema_version) AS schema_version, pg_database_size(current_database()) AS size_bytes,
-       now() AS now, s.market_identity, s.trading_mode, s.heartbeat_at, s.schedulers, s.processed_until,
+       now() AS now, s.market_identity, s.trading_mode, s.heartbeat_at, s.schedulers, s.key_names,
+       s.processed_until,
        (SELECT count(*) FROM models) AS models,
        (SELECT count(*) FROM models WHERE active) AS models_active,
        (SELECT count(*) FROM accounts) AS accounts,

@@ -119,6 +119,12 @@ def spans_of(content: Mapping[str, Any]) -> list[Span]:
     return msgspec.convert(content.get("spans", ()), list[Span])
 
 
+def forget_removed(states: dict[str, dict[tuple[Any, ...], Any]], content: Mapping[str, Any]) -> None:
+    """Drop the runs of the account, or the model, that a record says was removed, from states by table and key."""
+    for table, name in (("runs", content.get("account_id")), ("models", content.get("model_id"))):
+        states[table] = {key: state for key, state in states[table].items() if key[0] != name}
+
+
 class ResultsChecker:
     """Follows the records of results from first to last, and compares them with the rows of the tables."""
 
@@ -143,9 +149,8 @@ class ResultsChecker:
         if content["kind"] == BEGIN:
             self.has_begun, self._began_at = True, position
         if content["kind"] == REMOVED:
-            self._ends.pop(content["account_id"], None)
-            runs = self._states["runs"]
-            self._states["runs"] = {key: state for key, state in runs.items() if key[0] != content["account_id"]}
+            self._ends.pop(content.get("account_id", ""), None)
+            forget_removed(self._states, content)
         for span in spans_of(content):
             yield from self._follow_span(position, span)
         recorded: ResultRows = content.get("rows", {})

@@ -270,7 +270,7 @@ def _moment(text: str | None) -> datetime | None:
 
 SELECT_REMOVED = """
 SELECT record::jsonb ->> 'account_id' AS account_id, max(position) AS position
-FROM chain_links WHERE kind = 'removed'
+FROM chain_links WHERE kind = 'removed' AND record::jsonb ? 'account_id'
 GROUP BY 1 ORDER BY 1
 """
 
