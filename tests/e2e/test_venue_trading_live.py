@@ -14,7 +14,8 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, GONE_AFTER, KEY_INDEX, FakeExchange
+from support.fake_exchange import CANCEL, CREATE, GONE_AFTER, KNOWN_FAULTS, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.fake_venue import IDS
 from support.process import ServiceProcess
 from support.waiting import becomes, until
@@ -79,6 +80,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 @pytest.fixture
 async def venue() -> AsyncIterator[FakeExchange]:
     venue = FakeExchange()
+    venue.excuse(*KNOWN_FAULTS)
     await venue.start()
     yield venue
     await venue.stop()

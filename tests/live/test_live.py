@@ -5,7 +5,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from support.fake_exchange import ACCOUNT
+from support.fake_exchange import AT_ONCE
+from support.fake_ledger import ACCOUNT
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
 from support.venue import break_ledger_writer
@@ -642,6 +643,7 @@ async def test_two_models_never_share_an_account(database: Database) -> None:
 async def test_a_new_account_with_positions_is_refused(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")
+        bench.venue.event_lag_s = AT_ONCE  # traded some time ago
         bench.venue.trade_by_hand("BTC", "1")
         with pytest.raises(StartError, match="holds BTC already"):
             await bench.start()

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.fake_exchange import ACCOUNT
+from support.fake_ledger import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
 from support.run_profile import is_nightly

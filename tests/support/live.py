@@ -14,7 +14,8 @@ from typing import Any, Final
 import aiohttp
 import orjson
 import pytest
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
+from support.fake_exchange import CANCEL, CREATE, KNOWN_FAULTS, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX, Ledger
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
@@ -45,6 +46,8 @@ from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH")
 CENT: Final = Decimal("0.01")
+SYNCHRONIZATIONS_MAX: Final = 5
+"""How many synchronizations it takes at most until the venue shows what has happened before."""
 
 
 class PlainRefusal(Exception):
@@ -151,9 +154,13 @@ class Bench:
         await self.venue_accounts.close()
 
     async def synchronize(self) -> None:
-        """Synchronize every account with the venue. Raise the errors of `LiveAccount.synchronize`."""
-        for account_id in list(self.exchange.accounts):
-            await self.exchange.live_account(account_id).synchronize()
+        """Synchronize every account until the venue shows all. Raise the errors of `LiveAccount.synchronize`."""
+        for _ in range(SYNCHRONIZATIONS_MAX):
+            is_late = self.venue.shows_late
+            for account_id in list(self.exchange.accounts):
+                await self.exchange.live_account(account_id).synchronize()
+            if not is_late:
+                return
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
         """Move time and the markets, here and at the venue, which pays funding when an hour passes."""
@@ -250,6 +257,7 @@ async def prepared(database: Database) -> AsyncIterator[Bench]:
     """Everything but a running service: `bench.start()` starts it."""
     clock, source = ManualClock(START), ScriptedSource()
     venue = FakeExchange(clock.now)
+    venue.excuse(*KNOWN_FAULTS)
     await venue.start()
     api = LighterApi(venue.url)
     listings = await api.listings()

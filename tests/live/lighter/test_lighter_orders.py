@@ -12,7 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.fake_exchange import ACCOUNT, CREATE, KEY_INDEX, FakeExchange
+from support.fake_exchange import CREATE, KNOWN_FAULTS, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.run_profile import is_nightly
 
 from trader.core.errors import MarketDataError, StartError
@@ -61,6 +62,7 @@ def test_the_sdk_runs_with_the_locked_urllib3_instead_of_the_one_that_it_pins() 
 @asynccontextmanager
 async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount, LighterSigner]]:
     venue = FakeExchange()
+    venue.excuse(*KNOWN_FAULTS, "event_lag_s")
     await venue.start()
     api = LighterApi(venue.url, pause_s=0.001)
     signer = LighterSigner(venue.url, ACCOUNT, KEY_INDEX, key)
