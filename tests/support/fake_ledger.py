@@ -207,10 +207,11 @@ class Ledger:
 
     def shows_late(self, at: float) -> bool:
         """Return whether it does not show all of its changes yet."""
-        late = [*self.earlier, *self.earlier_nonces, *(e for order in self.orders.values() for e in order.earlier)]
         ends = [self.late_trades.get(trade["trade_id"], 0.0) for trade in self.trades[-50:]]
         ends += [transaction.ends_at for transaction in self.transactions[-50:]]
-        return max([*ends, *(entry[0] for entry in late)], default=0.0) > at
+        ends += [until for until, *_ in self.earlier] + [until for until, _ in self.earlier_nonces]
+        ends += [until for order in self.orders.values() for until, _ in order.earlier]
+        return max(ends, default=0.0) > at
 
 
 def position_rows(
