@@ -98,8 +98,9 @@ async def serving(folder: Path, **environ: str) -> AsyncIterator[ServiceProcess]
 
 
 def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str, str]:
-    key, _, error = sdk.create_api_key()
+    key, public, error = sdk.create_api_key()
     assert error is None
+    venue.ledger.keys[KEY_INDEX] = public
     return {
         "TRADING_MODE": "live", "LIVE_CONFIRM": str(ACCOUNT), "VENUE_ACCOUNT_INDEX": str(ACCOUNT),
         "VENUE_API_KEY": key, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "VENUE_URL": venue.url,

@@ -129,6 +129,9 @@ class FakeExchange(AccountStreams):
         self.sequencer_refusals = 0
         """How many of the orders to come are accepted, and then refused by the sequencer."""
 
+        self.sequencer_refuses: set[int] = set()
+        """Our indexes of orders that are."""
+
         self.ledgers: defaultdict[int, Ledger] = defaultdict(lambda: Ledger(-1))
         self.ledgers[ACCOUNT] = Ledger(ACCOUNT)
         self.rejected: set[int] = set()
@@ -286,7 +289,7 @@ class FakeExchange(AccountStreams):
         if self._is_changing:
             yield
             return
-        before = {id(order): order.shown() for order in ledger.orders.values() if order.is_active}
+        before = {id(order): order.shown() for order in ledger.orders.values() if not order.is_final}
         known, trades = {id(order) for order in ledger.orders.values()}, len(ledger.trades)
         account = dict(ledger.held), ledger.gained
         self._is_changing = True
@@ -312,8 +315,6 @@ class FakeExchange(AccountStreams):
 
     def _reach(self, ledger: Ledger, order: Standing, market: FakeMarket) -> None:
         sign = order.sign
-        if order.parent is not None and order.parent.is_active:
-            return
         if order.status == "open":
             if sign * (order.price - market.mid) >= 0:
                 self._fill(ledger, order, market, order.price, maker=True)
@@ -346,8 +347,9 @@ class FakeExchange(AccountStreams):
             self._trade(ledger, market, order.sign * part, price, order=order, maker=maker)
             order.filled += part
             order.notional += part * price
-        for child in order.children:
+        for child in order.children if order.filled else ():
             child.quantity = order.filled
+            child.status = "pending" if child.status == "in-progress" else child.status
         if order.filled == order.quantity or (order.reduce_only and amount == wanted):
             order.status = "filled"
 
@@ -370,7 +372,7 @@ class FakeExchange(AccountStreams):
 
     def _cancel_all(self, ledger: Ledger, status: str = "canceled") -> None:
         for order in ledger.orders.values():
-            order.status = status if order.is_active else order.status
+            order.status = order.status if order.is_final else status
 
     def _cancel_scheduled(self) -> None:
         for ledger in self.ledgers.values():
@@ -489,7 +491,7 @@ class FakeExchange(AccountStreams):
             elif kind == CANCEL_ALL:
                 self._schedule(ledger, transaction)
             elif kind == CANCEL and (order := _find(ledger, transaction["Index"])) is not None:
-                order.status = "canceled" if order.is_active else order.status
+                order.status = order.status if order.is_final else "canceled"
                 for child in order.children if not order.filled else ():
                     child.status = "canceled-child"
 
@@ -549,8 +551,8 @@ class FakeExchange(AccountStreams):
         """Return why the sequencer refuses orders that the interface has accepted."""
         if not orders:
             return None
-        if self.sequencer_refusals:
-            self.sequencer_refusals -= 1
+        if self.sequencer_refusals or any(order["ClientOrderIndex"] in self.sequencer_refuses for order in orders):
+            self.sequencer_refusals = max(0, self.sequencer_refusals - 1)
             return 21723, "invalid account health"
         order, market = orders[0], self._market(orders[0])
         quantity = Decimal(order["BaseAmount"]).scaleb(-market.size_decimals) * (-1 if order["IsAsk"] else 1)
@@ -574,7 +576,7 @@ class FakeExchange(AccountStreams):
         """Create an order, or an entry with its children. Return the row of the first one in the event."""
         parent, *children = [self._made(ledger, transaction, entry) for entry in given]
         for child in children:
-            child.parent, child.status = parent, "pending"
+            child.parent, child.status = parent, "in-progress"
             if not self.keeps_child_ids:
                 ledger.orders.pop(child.client_index, None)
                 child.client_index = 0
@@ -645,7 +647,9 @@ class FakeExchange(AccountStreams):
             for index, key in (ledger.keys.items() if ledger is not None else ())
             if ledger is not None and chosen in (255, index)
         ]  # fmt: skip
-        return await self._tell_of(request, {"api_keys": rows}) if rows else _refused(21109, "api key not found")
+        if not rows and chosen != 255:
+            return _refused(21109, "api key not found")
+        return await self._tell_of(request, {"api_keys": rows})
 
     async def _transaction(self, request: web.Request) -> web.StreamResponse:
         """Tell a transaction by its hash or its sequence index."""

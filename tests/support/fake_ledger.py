@@ -77,6 +77,10 @@ class Standing:
     def is_active(self) -> bool:
         return self.status in RESTING
 
+    @property
+    def is_final(self) -> bool:
+        return self.status not in (*RESTING, "in-progress")
+
     def seen(self, at: float) -> dict[str, Any] | None:
         """Return its row as the venue shows it at a time."""
         self.earlier = [entry for entry in self.earlier if entry[0] > at]
@@ -95,7 +99,7 @@ class Standing:
             "filled_quote_amount": str(self.notional), "price": str(self.price), "base_size": 0, "base_price": 0,
             "nonce": self.nonce, "status": self.status, "type": self.type, "time_in_force": self.time_in_force,
             "reduce_only": self.reduce_only, "trigger_price": str(self.trigger), "order_expiry": self.expiry_ms,
-            "trigger_status": "parent-order" if self.parent and self.parent.is_active else status,
+            "trigger_status": "parent-order" if self.status == "in-progress" else status,
             "trigger_time": 0, "parent_order_index": self.parent.index if self.parent else 0,
             "parent_order_id": str(self.parent.index if self.parent else 0),
             "to_trigger_order_id_0": group[0], "to_trigger_order_id_1": group[1],

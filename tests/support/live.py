@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import pytest
 from support.fake_exchange import CANCEL, CREATE, KNOWN_FAULTS, FakeExchange
-from support.fake_ledger import ACCOUNT, KEY_INDEX, Ledger
+from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, Ledger, public_key_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
@@ -62,7 +62,7 @@ class PlainSigner:
     """Writes and sends transactions as the SDK does, but without a signature."""
 
     def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
-        del key
+        self._public = public_key_of(key.reveal())
         self.account_index, self.key_index = account_index, key_index
         self.sender: Any = self
         self.status_error: type[Exception] = PlainRefusal
@@ -71,6 +71,12 @@ class PlainSigner:
 
     def check(self) -> None:
         pass
+
+    async def mismatch(self) -> str | None:
+        query = {"account_index": str(self.account_index), "api_key_index": str(self.key_index)}
+        async with self._http.get(self._url.replace("sendTx", "apikeys"), params=query) as answer:
+            keys = (await answer.json())["api_keys"]
+        return None if keys[0]["public_key"] == self._public.removeprefix("0x") else "another key"
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
         kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}
@@ -106,7 +112,7 @@ class PlainSigner:
 def live_settings(url: str, **more: str) -> Settings:
     given = {
         "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
-        "VENUE_API_KEY": "ab" * 40, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
+        "VENUE_API_KEY": PLAIN_KEY, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
         "OPENAI_BASE_URL": "http://127.0.0.1:9", **more,
     }  # fmt: skip
     return Settings.load(given, None, demo=False)

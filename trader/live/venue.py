@@ -123,7 +123,11 @@ class VenueAccounts(Protocol):
         ...
 
     async def account(self, index: int) -> VenueAccount:
-        """Return an account, ready to trade. Raise `MarketDataError` when the venue does not answer."""
+        """Return an account, ready to trade, once the venue has accepted its key.
+
+        :raises MarketDataError: the venue does not answer
+        :raises StartError: the venue does not know the key, or the service cannot trade an account of this kind
+        """
         ...
 
     def halt(self) -> None:

@@ -194,8 +194,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_URL", "", forms.WEB_ADDRESS, "Base address of the venue, also for public market data.",
         shown_default="the venue's own")]
     venue_api_key_index: Annotated[int, Variable(
-        "VENUE_API_KEY_INDEX", "2", forms.whole_number(0, 254),
-        "Index of the API key at the venue, the same for every account there (live).")]
+        "VENUE_API_KEY_INDEX", "4", forms.whole_number(4, 254),
+        "Index of the API key at the venue, the same for every account there (live). Its own apps have the indexes 0 to "
+        "3.")]
     venue_account_index: Annotated[int | None, Variable(
         "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
         "Index of the venue account of every model whose row names no other account (live).")]

@@ -4,6 +4,7 @@ The SDK calls a native library whose functions have silently changed their argum
 therefore pinned, and before anything is sent, the signer verifies that it signs the arguments it was given.
 """
 
+import asyncio
 import importlib
 import json
 from importlib import metadata
@@ -51,6 +52,7 @@ class Signer(Protocol):
     status_error: type[Exception]
 
     def check(self) -> None: ...
+    async def mismatch(self) -> str | None: ...
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed: ...
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed: ...
     def authorization(self) -> str: ...
@@ -88,6 +90,11 @@ class LighterSigner:
         }  # fmt: skip
         _compare(signed, 14, expected)
         _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
+
+    async def mismatch(self) -> str | None:
+        """Return why this key is not the one registered under its index; None if it is, or if none is registered."""
+        error: str | None = await asyncio.to_thread(self._client.check_client)
+        return error
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
         """Sign a new order. Raise `StartError` when the SDK does not sign it."""
