@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 import pytest
-from support.fake_exchange import CANCEL, CREATE, KNOWN_FAULTS, FakeExchange
+from support.fake_exchange import CANCEL, CANCEL_ALL, CREATE, KNOWN_FAULTS, FakeExchange
 from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, Ledger, public_key_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
@@ -89,6 +89,9 @@ class PlainSigner:
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         return self._signed(CANCEL, {"MarketIndex": market_id, "Index": index}, nonce)
+
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed:
+        return self._signed(CANCEL_ALL, {"TimeInForce": kind, "Time": at_ms}, nonce)
 
     def authorization(self) -> str:
         return f"1:{self.account_index}:{self.key_index}:token"

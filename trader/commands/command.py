@@ -36,6 +36,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "halt": "operate",
         "resume": "operate",
         "flatten": "operate",
+        "venue-close": "venue_close",
         "models": "models",
         "keys": "keys",
         "accounts": "accounts",

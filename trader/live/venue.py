@@ -20,6 +20,7 @@ from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
+from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
 
@@ -139,8 +140,29 @@ class VenueAccounts(Protocol):
         ...
 
 
+class VenueCloser(Protocol):
+    """Empties one account without the service."""
+
+    async def prove(self) -> None:
+        """Prove that the venue knows the key. Raise `StartError` if not, `MarketDataError` without an answer."""
+        ...
+
+    async def look(self) -> str | None:
+        """Return None if the venue shows neither orders nor positions, else what it shows, after trying to end it all.
+
+        First all orders are canceled, then each position is closed, by reduce-only market orders. Never raise.
+        """
+        ...
+
+    async def cancel_all_at(self, at: datetime | None) -> bool:
+        """Schedule a cancellation of all orders at the venue, or call it off. Return whether the venue accepted."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class VenuePackage(Protocol):
-    """A venue: a package whose `__init__.py` has these two functions. Neither connects to anything."""
+    """A venue: a package whose `__init__.py` has these functions. None of them connects to anything."""
 
     def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
         """Return the source of the venue's prices. `rows` holds the markets with known depth."""
@@ -148,4 +170,8 @@ class VenuePackage(Protocol):
 
     def make_accounts(self, settings: Settings) -> VenueAccounts:
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
+        ...
+
+    def make_closer(self, url: str | None, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+        """Return what empties an account; `url` is None for the venue's own address. Raise `StartError`."""
         ...

@@ -195,8 +195,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shown_default="the venue's own")]
     venue_api_key_index: Annotated[int, Variable(
         "VENUE_API_KEY_INDEX", "4", forms.whole_number(4, 254),
-        "Index of the API key at the venue, the same for every account there (live). Its own apps have the indexes 0 to "
-        "3.")]
+        "Index of the API key at the venue, the same for every account there (live). The indexes 0 to 3 "
+        "belong to the venue's own apps.")]
     venue_account_index: Annotated[int | None, Variable(
         "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
         "Index of the venue account of every model whose row names no other account (live).")]

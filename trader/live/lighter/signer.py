@@ -55,6 +55,7 @@ class Signer(Protocol):
     async def mismatch(self) -> str | None: ...
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed: ...
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed: ...
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed: ...
     def authorization(self) -> str: ...
     async def close(self) -> None: ...
 
@@ -90,6 +91,7 @@ class LighterSigner:
         }  # fmt: skip
         _compare(signed, 14, expected)
         _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
+        _compare(self.cancel_all(0, 0, nonce=987652), 16, {"TimeInForce": 0, "Time": 0, "Nonce": 987652})
 
     async def mismatch(self) -> str | None:
         """Return why this key is not the one registered under its index; None if it is, or if none is registered."""
@@ -119,6 +121,10 @@ class LighterSigner:
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         """Sign the cancellation of an order, identified by the venue's index or ours."""
         return _signed(self._client.sign_cancel_order(market_id, index, nonce=nonce, api_key_index=self.key_index))
+
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed:
+        """Sign the cancellation of all orders: now (0), at a time (1), or no longer at that time (2)."""
+        return _signed(self._client.sign_cancel_all_orders(kind, at_ms, nonce=nonce, api_key_index=self.key_index))
 
     def authorization(self) -> str:
         """Return a token for private reads, valid for ten minutes."""
