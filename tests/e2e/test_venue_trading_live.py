@@ -104,6 +104,7 @@ def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str,
     return {
         "TRADING_MODE": "live", "LIVE_CONFIRM": str(ACCOUNT), "VENUE_ACCOUNT_INDEX": str(ACCOUNT),
         "VENUE_API_KEY": key, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "VENUE_URL": venue.url,
+        "LIVE_REHEARSAL": "override:the tests",
         "MARKETS": "BTC,ETH", "DATABASE_URL": dsn, "OPENAI_BASE_URL": model.url,
     }  # fmt: skip
 

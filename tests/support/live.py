@@ -116,7 +116,7 @@ def live_settings(url: str, **more: str) -> Settings:
     given = {
         "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
         "VENUE_API_KEY": PLAIN_KEY, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
-        "OPENAI_BASE_URL": "http://127.0.0.1:9", **more,
+        "OPENAI_BASE_URL": "http://127.0.0.1:9", "LIVE_REHEARSAL": "override:the tests", **more,
     }  # fmt: skip
     return Settings.load(given, None, demo=False)
 

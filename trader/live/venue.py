@@ -10,10 +10,10 @@ Every method that reads raises `MarketDataError` when the venue does not answer 
 guessed: an order whose answer was lost is `Unknown` until the venue shows it or can no longer execute it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Protocol
+from typing import Any, Protocol
 
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
@@ -161,6 +161,18 @@ class VenueCloser(Protocol):
     async def close(self) -> None: ...
 
 
+class VenueRehearsal(Protocol):
+    """What a venue rehearses: named steps in order, each returning what it saw, and what they found out."""
+
+    url: str
+    answers: dict[str, str]
+    payloads: dict[str, dict[str, Any]]
+    steps: Sequence[tuple[str, Callable[[], Awaitable[str]]]]
+
+    async def send_and_wait(self, client_index: int) -> None: ...
+    async def close(self) -> None: ...
+
+
 class VenuePackage(Protocol):
     """A venue: a package whose `__init__.py` has these functions. None of them connects to anything."""
 
@@ -174,4 +186,10 @@ class VenuePackage(Protocol):
 
     def make_closer(self, url: str | None, account_index: int, key_index: int, key: Secret) -> VenueCloser:
         """Return what empties an account; `url` is None for the venue's own address. Raise `StartError`."""
+        ...
+
+    def make_rehearsal(
+        self, url: str | None, account_index: int, key_index: int, key: Secret, symbol: str, child: Sequence[str]
+    ) -> VenueRehearsal:
+        """Return the rehearsal; `url` is None for the test network. Python's arguments `child` send one order."""
         ...

@@ -206,6 +206,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     live_confirm: Annotated[int | None, Variable(
         "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
         "Repeats VENUE_ACCOUNT_INDEX to confirm trading with real money; TRADING_MODE=live does not start without it.")]
+    live_rehearsal: Annotated[str, Variable(
+        "LIVE_REHEARSAL", "rehearsal/rehearsal.json", forms.REHEARSAL,
+        "Report of `trader rehearse`, without which TRADING_MODE=live does not start: a file, or `override:NAME` with "
+        "the name of who decides to start without one.")]
     taapi_api_key: Annotated[Secret | None, Variable(
         "TAAPI_API_KEY", "", forms.SECRET, "Key of taapi.io, for supplementary indicators (optional).")]
     anchor_url: Annotated[Secret | None, Variable(
