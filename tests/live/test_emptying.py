@@ -18,7 +18,7 @@ from trader.__main__ import main
 from trader.core.errors import MarketDataError, StartError
 from trader.live import lighter
 from trader.live.emptying import EMPTY_LOOKS, empty, watch
-from trader.live.lighter.closer import LighterCloser
+from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.settings.forms import Secret
 
 D = Decimal
@@ -47,8 +47,8 @@ async def venue() -> AsyncIterator[FakeExchange]:
 
 
 @pytest.fixture
-async def closer(venue: FakeExchange) -> AsyncIterator[LighterCloser]:
-    closer = LighterCloser(PlainSigner(venue.url, ACCOUNT, OWN_INDEX, Secret(PLAIN_KEY)), venue.url, pause_s=0.001)
+async def closer(venue: FakeExchange) -> AsyncIterator[LighterRehearsal]:
+    closer = LighterRehearsal(PlainSigner(venue.url, ACCOUNT, OWN_INDEX, Secret(PLAIN_KEY)), venue.url, pause_s=0.001)
     yield closer
     await closer.close()
 
@@ -58,7 +58,7 @@ def is_empty(venue: FakeExchange) -> bool:
 
 
 async def test_all_orders_are_canceled_first_and_then_the_venues_positions_closed(
-    venue: FakeExchange, closer: LighterCloser
+    venue: FakeExchange, closer: LighterRehearsal
 ) -> None:
     await closer.prove()
     before = len(venue.sent)
@@ -71,7 +71,9 @@ async def test_all_orders_are_canceled_first_and_then_the_venues_positions_close
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_account_is_emptied_through_any_faults(venue: FakeExchange, closer: LighterCloser, seed: int) -> None:
+async def test_the_account_is_emptied_through_any_faults(
+    venue: FakeExchange, closer: LighterRehearsal, seed: int
+) -> None:
     random = venue.random = Random(seed)
     venue.fault_at_random(random, share=0.6)
     venue.stale_nonces, venue.fill_share, venue.nonce_lag_s = random.choice((0, 5)), D("0.6"), (0.0, 3.0)
@@ -81,14 +83,14 @@ async def test_the_account_is_emptied_through_any_faults(venue: FakeExchange, cl
     assert is_empty(venue)
 
 
-async def test_an_account_that_cannot_be_emptied_is_reported(venue: FakeExchange, closer: LighterCloser) -> None:
+async def test_an_account_that_cannot_be_emptied_is_reported(venue: FakeExchange, closer: LighterRehearsal) -> None:
     venue.refusal = (21708, "halted")
     assert not await empty(closer, looks=EMPTY_LOOKS + 3, pause_s=0)
     venue.is_down = True
     assert not await empty(closer, looks=EMPTY_LOOKS, pause_s=0), "an unreadable account is not an empty one"
 
 
-async def test_a_key_that_is_not_registered_is_refused(venue: FakeExchange, closer: LighterCloser) -> None:
+async def test_a_key_that_is_not_registered_is_refused(venue: FakeExchange, closer: LighterRehearsal) -> None:
     del venue.ledger.keys[OWN_INDEX]
     with pytest.raises(StartError, match="no API key with index 5 for account 7"):
         await closer.prove()
@@ -108,7 +110,9 @@ class Service:
         return web.Response(body=self.answer.body, status=self.answer.status)
 
 
-async def test_a_silent_service_is_replaced_until_it_answers_again(venue: FakeExchange, closer: LighterCloser) -> None:
+async def test_a_silent_service_is_replaced_until_it_answers_again(
+    venue: FakeExchange, closer: LighterRehearsal
+) -> None:
     service, app = Service(), web.Application()
     app.router.add_get("/health", service.health)
     runner = web.AppRunner(app)
@@ -140,7 +144,8 @@ def test_scheduled_cancellations_are_armed_only_while_the_account_is_empty() -> 
     looks, calls = [None] * EMPTY_LOOKS + ["0.1 BTC"] + [None] * EMPTY_LOOKS * 3, []
 
     class Scripted:
-        async def look(self) -> str | None:
+        async def look(self, *, acts: bool = True) -> str | None:
+            assert acts
             found = looks.pop(0) if looks else None
             calls.append(found or "empty")
             return found
@@ -185,8 +190,8 @@ def test_the_command_takes_a_key_file_of_its_own(
         async def close(self) -> None:
             pass
 
-    def make_closer(url: str | None, account: int, index: int, given: Secret) -> Found:
-        assert (url, account, index, given.reveal()) == (None, 7, 5, PLAIN_KEY)
+    def make_closer(url: str, account: int, index: int, given: Secret) -> Found:
+        assert (url, account, index, given.reveal()) == (lighter.ADDRESS, 7, 5, PLAIN_KEY)
         return Found()
 
     key.write_text(f"{PLAIN_KEY}\n")

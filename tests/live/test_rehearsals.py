@@ -15,7 +15,6 @@ from support.scripted import START
 
 from trader import __version__
 from trader.core.errors import StartError
-from trader.live.lighter.closer import LighterCloser
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.rehearsals import RehearsalReport, RehearsalStep, rehearse, require_rehearsal
 from trader.settings.forms import Secret
@@ -33,8 +32,8 @@ from support.live import PlainSigner
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.settings.forms import Secret
 async def main():
-    rehearsal = LighterRehearsal(PlainSigner({url!r}, {account}, {key_index}, Secret({key!r})), {url!r}, "BTC", [])
-    await rehearsal.send_and_wait(int(sys.argv[1]))
+    rehearsal = LighterRehearsal(PlainSigner({url!r}, {account}, {key_index}, Secret({key!r})), {url!r})
+    await rehearsal.send_and_wait("BTC", int(sys.argv[1]))
 asyncio.run(main())
 """
 
@@ -49,16 +48,15 @@ async def venue() -> AsyncIterator[FakeExchange]:
 
 
 async def rehearsed(venue: FakeExchange, folder: Path) -> RehearsalReport:
-    signers = [PlainSigner(venue.url, ACCOUNT, KEY_INDEX, Secret(PLAIN_KEY)) for _ in range(2)]
+    signer = PlainSigner(venue.url, ACCOUNT, KEY_INDEX, Secret(PLAIN_KEY))
     places = {"tests": str(ROOT / "tests"), "root": str(ROOT), "url": venue.url}
     child = CHILD.format(**places, account=ACCOUNT, key_index=KEY_INDEX, key=PLAIN_KEY)
-    rehearsal = LighterRehearsal(signers[0], venue.url, "BTC", ["-c", child], pause_s=0.001)
-    closer = LighterCloser(signers[1], venue.url, pause_s=0.001)
+    rehearsal = LighterRehearsal(signer, venue.url, pause_s=0.001)
+    steps = rehearsal.steps("BTC", ["-c", child], 0.001)
     try:
-        return await rehearse("lighter", rehearsal, closer, folder, START, pause_s=0)
+        return await rehearse("lighter", venue.url, rehearsal, steps, folder, START, pause_s=0)
     finally:
         await rehearsal.close()
-        await closer.close()
 
 
 @pytest.mark.processes
@@ -95,8 +93,9 @@ async def test_a_venue_that_behaves_otherwise_fails_the_rehearsal_and_is_left_em
 async def test_an_account_with_a_position_is_not_rehearsed_with(venue: FakeExchange, tmp_path: Path) -> None:
     venue.excuse("event_lag_s")
     venue.trade_by_hand("BTC", "1")
-    with pytest.raises(StartError, match="not empty"):
+    with pytest.raises(StartError, match="not empty, it has 1 BTC, 0 orders"):
         await rehearsed(venue, tmp_path)
+    assert venue.sent == []
 
 
 def report_with(**more: Any) -> RehearsalReport:

@@ -74,9 +74,13 @@ class PlainSigner:
 
     async def mismatch(self) -> str | None:
         query = {"account_index": str(self.account_index), "api_key_index": str(self.key_index)}
-        async with self._http.get(self._url.replace("sendTx", "apikeys"), params=query) as answer:
-            keys = (await answer.json())["api_keys"]
-        return None if keys[0]["public_key"] == self._public.removeprefix("0x") else "another key"
+        url = self._url.replace("sendTx", "apikeys")
+        try:
+            async with self._http.get(url, params=query) as answer:
+                (key,) = (await answer.json())["api_keys"]
+        except (aiohttp.ClientError, ValueError, LookupError) as error:
+            return f"failed to get keys: {error}"
+        return None if key["public_key"] == self._public.removeprefix("0x") else "another key"
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
         kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}

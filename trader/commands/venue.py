@@ -51,7 +51,8 @@ def venue_close(options: argparse.Namespace) -> int:
 
 async def _close(options: argparse.Namespace) -> int:
     key = _read_key(options.key_file)
-    closer = VENUES[options.venue].make_closer(options.url, options.account, options.key_index, key)
+    package = VENUES[options.venue]
+    closer = package.make_closer(options.url or package.ADDRESS, options.account, options.key_index, key)
     try:
         try:
             await closer.prove()
@@ -89,18 +90,14 @@ def rehearse(options: argparse.Namespace) -> int:
 
 async def _rehearse(options: argparse.Namespace) -> int:
     key, package = _read_key(options.key_file), VENUES[options.venue]
-    child = [*sys.argv[1:], "--send"]
-    rehearsal = package.make_rehearsal(
-        options.url, options.account, options.key_index, key, options.market, ["-m", "trader", *child]
-    )
-    closer = package.make_closer(rehearsal.url, options.account, options.key_index, key)
+    url = options.url or package.TESTNET
+    closer = package.make_closer(url, options.account, options.key_index, key)
     try:
         if options.send is not None:
-            await rehearsal.send_and_wait(options.send)
-            return EXIT_FAILED
-        report = await run_rehearsal(options.venue, rehearsal, closer, options.folder, SystemClock().now())
+            await closer.send_and_wait(options.market, options.send)
+        steps = closer.steps(options.market, ["-m", "trader", *sys.argv[1:], "--send"], PAUSE_S)
+        report = await run_rehearsal(options.venue, url, closer, steps, options.folder, SystemClock().now())
     finally:
-        await rehearsal.close()
         await closer.close()
     for step in report.steps:
         show(f"{'passed' if step.passed else 'FAILED'}  {step.name}: {step.detail}")

@@ -16,8 +16,8 @@ from trader import __version__
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import StartError, TraderError
 from trader.core.files import BYTES_MAX, decode_json, read_regular, replace_file
-from trader.live.emptying import EMPTY_LOOKS, empty
-from trader.live.venue import VenueCloser, VenueRehearsal
+from trader.live.emptying import EMPTY_LOOKS, PAUSE_S, empty
+from trader.live.venue import Steps, VenueCloser
 from trader.settings.checks import is_loopback
 
 log = logging.getLogger("trader.live")
@@ -54,27 +54,26 @@ class RehearsalReport(msgspec.Struct, frozen=True):
 
 
 async def rehearse(
-    venue: str, rehearsal: VenueRehearsal, closer: VenueCloser, folder: Path, now: datetime, *, pause_s: float = 2.0
+    venue: str, url: str, closer: VenueCloser, steps: Steps, folder: Path, now: datetime, *, pause_s: float = PAUSE_S
 ) -> RehearsalReport:
     """Run the steps until one fails, empty the account, and write the report and the payloads to a folder."""
-    steps: list[RehearsalStep] = []
-    if await closer.look() is not None:
-        raise StartError("The account is not empty: rehearse with one of its own.")
+    if (found := await closer.look(acts=False)) is not None:
+        raise StartError(f"The account is not empty, it has {found}: rehearse with one of its own.")
+    done: list[RehearsalStep] = []
     try:
-        for name, run in rehearsal.steps:
+        for name, run in steps:
             try:
-                steps.append(RehearsalStep(name, True, await run()))
+                done.append(RehearsalStep(name, True, await run()))
             except (TraderError, aiohttp.ClientError, OSError, TimeoutError, LookupError) as error:
-                steps.append(RehearsalStep(name, False, f"{type(error).__name__}: {error}"))
+                done.append(RehearsalStep(name, False, f"{type(error).__name__}: {error}"))
                 break
     finally:
         is_empty = await empty(closer, looks=_LOOKS, pause_s=pause_s)
-    steps.append(RehearsalStep("empty", is_empty, "nothing is left" if is_empty else "the account is NOT empty"))
-    payloads = rehearsal.payloads
-    digests = {name: _digest(payload) for name, payload in payloads.items()}
-    report = RehearsalReport(venue, __version__, rehearsal.url, now, steps, rehearsal.answers, digests)
+    done.append(RehearsalStep("empty", is_empty, "nothing is left" if is_empty else "the account is NOT empty"))
+    digests = {name: _digest(payload) for name, payload in closer.payloads.items()}
+    report = RehearsalReport(venue, __version__, url, now, done, closer.answers, digests)
     report = msgspec.structs.replace(report, digest=report.computed_digest())
-    await asyncio.to_thread(_write, folder, {**payloads, "rehearsal": report})
+    await asyncio.to_thread(_write, folder, {**closer.payloads, "rehearsal": report})
     return report
 
 

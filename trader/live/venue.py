@@ -140,17 +140,24 @@ class VenueAccounts(Protocol):
         ...
 
 
+Steps = Sequence[tuple[str, Callable[[], Awaitable[str]]]]
+"""The named steps of a rehearsal."""
+
+
 class VenueCloser(Protocol):
-    """Empties one account without the service."""
+    """Works on one account without the service: empties it, or rehearses with it."""
+
+    answers: dict[str, str]
+    payloads: dict[str, Any]
 
     async def prove(self) -> None:
         """Prove that the venue knows the key. Raise `StartError` if not, `MarketDataError` without an answer."""
         ...
 
-    async def look(self) -> str | None:
-        """Return None if the venue shows neither orders nor positions, else what it shows, after trying to end it all.
+    async def look(self, *, acts: bool = True) -> str | None:
+        """Return None if the venue shows neither orders nor positions, else what it shows. Never raise.
 
-        First all orders are canceled, then each position is closed, by reduce-only market orders. Never raise.
+        If it acts, it then cancels all orders, and closes each position by a reduce-only market order.
         """
         ...
 
@@ -158,23 +165,28 @@ class VenueCloser(Protocol):
         """Schedule a cancellation of all orders at the venue, or call it off. Return whether the venue accepted."""
         ...
 
-    async def close(self) -> None: ...
+    def steps(self, symbol: str, child: Sequence[str], pause_s: float) -> Steps:
+        """Return the steps of a rehearsal. Each returns what it saw; `answers` and `payloads` fill meanwhile.
 
+        `child` are Python's arguments of a process that calls `send_and_wait` and is killed.
+        """
+        ...
 
-class VenueRehearsal(Protocol):
-    """What a venue rehearses: named steps in order, each returning what it saw, and what they found out."""
+    async def send_and_wait(self, symbol: str, client_index: int) -> None:
+        """Send an order far from the market and wait to be killed."""
+        ...
 
-    url: str
-    answers: dict[str, str]
-    payloads: dict[str, dict[str, Any]]
-    steps: Sequence[tuple[str, Callable[[], Awaitable[str]]]]
-
-    async def send_and_wait(self, client_index: int) -> None: ...
     async def close(self) -> None: ...
 
 
 class VenuePackage(Protocol):
-    """A venue: a package whose `__init__.py` has these functions. None of them connects to anything."""
+    """A venue: a package whose `__init__.py` has these functions, which connect to nothing.
+
+    `ADDRESS` and `TESTNET` are the venue's own addresses.
+    """
+
+    ADDRESS: str
+    TESTNET: str
 
     def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
         """Return the source of the venue's prices. `rows` holds the markets with known depth."""
@@ -184,12 +196,6 @@ class VenuePackage(Protocol):
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
         ...
 
-    def make_closer(self, url: str | None, account_index: int, key_index: int, key: Secret) -> VenueCloser:
-        """Return what empties an account; `url` is None for the venue's own address. Raise `StartError`."""
-        ...
-
-    def make_rehearsal(
-        self, url: str | None, account_index: int, key_index: int, key: Secret, symbol: str, child: Sequence[str]
-    ) -> VenueRehearsal:
-        """Return the rehearsal; `url` is None for the test network. Python's arguments `child` send one order."""
+    def make_closer(self, url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+        """Return what works on an account without the service. Raise `StartError`."""
         ...

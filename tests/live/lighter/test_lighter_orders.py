@@ -28,7 +28,7 @@ from trader.live.domain.orders import (
     client_index_of,
 )
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
-from trader.live.lighter.account import LighterAccount
+from trader.live.lighter.account import LighterAccount, prove_access
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords, signed_quantity
@@ -121,6 +121,17 @@ async def test_the_signer_verifies_the_place_of_every_argument(key: Secret, monk
         monkeypatch.setattr(sdk.SignerClient, "sign_create_order", without_reduce_only)
         with pytest.raises(StartError, match="ReduceOnly"):
             signer.check()
+
+
+async def test_the_key_is_proven_against_the_one_that_the_venue_has() -> None:
+    private, public, _ = sdk.create_api_key()
+    async with trading(Secret(private)) as (venue, _, signer):
+        api = LighterApi(venue.url)
+        with pytest.raises(StartError, match="not the private part of API key 4"):
+            await prove_access(api, signer)
+        venue.ledger.keys[KEY_INDEX] = public
+        await prove_access(api, signer)
+        await api.close()
 
 
 def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ log = logging.getLogger("trader.live")
 
 _PAUSE_S: Final = 0.35
 _ALL_KEYS: Final = 255
+_PROOFS_MAX: Final = 3
 _CLASSIC: Final = 0
 _POWERS: Final = (
     "An API key can do more than trade: withdraw to the owner's address, and transfer to the owner's other accounts. "
@@ -35,22 +36,17 @@ class _Key(msgspec.Struct):
     api_key_index: int
 
 
-class _Keys(msgspec.Struct):
-    api_keys: list[_Key]
-    code: int = 200
-
-
 class _Mode(msgspec.Struct):
     account_trading_mode: int = _CLASSIC
 
 
-class _Modes(msgspec.Struct):
-    accounts: list[_Mode]
+class _Access(msgspec.Struct):
+    api_keys: list[_Key] = []
+    accounts: list[_Mode] = []
     code: int = 200
 
 
-_KEYS: Final = msgspec.json.Decoder(_Keys)
-_MODES: Final = msgspec.json.Decoder(_Modes)
+_ACCESS: Final = msgspec.json.Decoder(_Access)
 
 
 @dataclass(frozen=True)
@@ -136,19 +132,20 @@ class LighterAccounts:
 async def prove_access(api: LighterApi, signer: Signer) -> None:
     """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
     index, key_index = signer.account_index, signer.key_index
-    keys: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
-    known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", keys, _KEYS)).api_keys]
-    if key_index not in known:
-        raise StartError(
-            f"The venue has no API key with index {key_index} for account {index}; registered are "
-            f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
-        )
-    if await signer.mismatch() is not None:
-        raise StartError(
-            f"The key is not the private part of API key {key_index} of the venue's account {index}. Set VENUE_API_KEY."
-        )
-    modes = (await api.get("/api/v1/account", {"by": "index", "value": index}, _MODES)).accounts
-    if any(mode.account_trading_mode != _CLASSIC for mode in modes):
+    parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
+    for _ in range(_PROOFS_MAX):  # the SDK asks the venue itself and does not tell a failed request from another key
+        known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
+        if key_index not in known:
+            raise StartError(
+                f"The venue has no API key with index {key_index} for account {index}; registered are "
+                f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
+            )
+        if await signer.mismatch() is None:
+            break
+    else:
+        raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")
+    accounts = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
+    if any(account.account_trading_mode != _CLASSIC for account in accounts):
         raise StartError(
             f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
             "the classic mode there: the books know no other."

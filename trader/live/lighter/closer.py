@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from secrets import randbelow
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,6 +51,8 @@ class LighterCloser:
     """Empties the signer's account. Each transaction can only reduce or cancel, so that all may be repeated."""
 
     def __init__(self, signer: Signer, url: str, *, pause_s: float = 1.0) -> None:
+        self.answers: dict[str, str] = {}
+        self.payloads: dict[str, Any] = {}
         self._api = LighterApi(url, pause_s=pause_s)
         self._signer = signer
         self._transactions = Transactions(self._api, signer)
@@ -59,7 +61,7 @@ class LighterCloser:
         self._signer.check()
         await prove_access(self._api, self._signer)
 
-    async def look(self) -> str | None:
+    async def look(self, *, acts: bool = True) -> str | None:
         parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
         try:
             (holder,) = (await self._api.get("/api/v1/account", parameters, _HOLDERS)).accounts
@@ -68,18 +70,12 @@ class LighterCloser:
             return f"unknown: {error}"
         if not held and not holder.total_order_count:
             return None
-        await self._sent("canceling all", lambda nonce: self._signer.cancel_all(_NOW, 0, nonce=nonce))
-        for each in held:
-            try:
-                listed = {listing.market_id: listing for listing in (await self._api.listings()).values()}
-                order = await self._closing_order(each, listed[each.market_id])
-            except (MarketDataError, KeyError) as error:
-                log.warning("%s: its rules or its book cannot be read: %s", each.symbol, error)
-                continue
-            await self._sent(each.symbol, lambda nonce, order=order: self._signer.create_order(order, nonce=nonce))  # type: ignore[misc]
-        return ", ".join(
-            [*(f"{each.sign * each.position} {each.symbol}" for each in held), f"{holder.total_order_count} orders"]
-        )
+        if acts:
+            await self._sent("canceling all", lambda nonce: self._signer.cancel_all(_NOW, 0, nonce=nonce))
+            for each in held:
+                await self._reduce(each)
+        shown = [f"{each.sign * each.position} {each.symbol}" for each in held]
+        return ", ".join([*shown, f"{holder.total_order_count} orders"])
 
     async def cancel_all_at(self, at: datetime | None) -> bool:
         kind, at_ms = (_NEVER, 0) if at is None else (_LATER, int((at - EPOCH).total_seconds() * 1000))
@@ -88,6 +84,15 @@ class LighterCloser:
     async def close(self) -> None:
         await self._signer.close()
         await self._api.close()
+
+    async def _reduce(self, held: _Holding) -> None:
+        try:
+            listed = {listing.market_id: listing for listing in (await self._api.listings()).values()}
+            order = await self._closing_order(held, listed[held.market_id])
+        except (MarketDataError, KeyError) as error:
+            log.warning("%s: its rules or its book cannot be read: %s", held.symbol, error)
+            return
+        await self._sent(held.symbol, lambda nonce: self._signer.create_order(order, nonce=nonce))
 
     async def _closing_order(self, held: _Holding, listing: Listing) -> OrderTerms:
         tick, is_ask = listing.market.tick, held.sign > 0

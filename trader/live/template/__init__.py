@@ -21,11 +21,13 @@ from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.venue import VenueAccounts, VenueCloser, VenueRehearsal
+from trader.live.venue import VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
+
+ADDRESS, TESTNET = "https://venue.example", "https://test.venue.example"
 
 
 class TemplateOrders:
@@ -137,13 +139,6 @@ def make_accounts(settings: Settings) -> VenueAccounts:
     return TemplateAccounts(settings)
 
 
-def make_closer(url: str | None, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
     """Use nothing that the service uses to decide: this must work when the service is what is broken."""
-    raise NotImplementedError
-
-
-def make_rehearsal(
-    url: str | None, account_index: int, key_index: int, key: Secret, symbol: str, child: Sequence[str]
-) -> VenueRehearsal:
-    """Rehearse what the venue's documents leave open; `child` are Python's arguments of the process to be killed."""
     raise NotImplementedError
