@@ -104,6 +104,7 @@ async def test_a_fill_that_is_missing_or_recorded_twice_is_reported(traded: Benc
 
 async def test_a_resting_order_may_fill_before_its_response_is_known(database: Database) -> None:
     async with trading(database) as bench:
+        bench.venue.excuse("event_lag_s")  # the fill is shown before the order is
         bench.venue.send_faults = ["lose_after"]
         bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
         with pytest.raises(OrderUndecided):

@@ -41,10 +41,11 @@ def _close_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("venue-close", example="trader venue-close 123 --key-file close.key --key-index 5", arguments=_close_arguments)
 def venue_close(options: argparse.Namespace) -> int:
-    """Cancel all orders of an account at the venue and close all its positions, without service and database.
+    """Cancel all orders and close all positions of an account at the venue.
 
-    Positions are the venue's own. With --watch the command runs until it is interrupted, and does so whenever the
-    service has been silent; run it on another machine. It opens nothing, and repeats until nothing is left.
+    Needs neither service nor database: positions are the venue's own. With --watch the command runs until it is
+    interrupted, and does so whenever the service has been silent; run it on another machine. It opens nothing, and
+    repeats until nothing is left.
     """
     return run_to_end(_close(options))
 

@@ -14,7 +14,7 @@ from trader.live.venue import VenueCloser
 log = logging.getLogger("trader.live")
 
 PAUSE_S: Final = 2.0
-EMPTY_LOOKS: Final = 6
+EMPTY_LOOKS: Final = 7
 """The venue shows what it executed up to ten seconds later: so many looks in a row must find the account empty."""
 
 _ARMED_FOR: Final = timedelta(minutes=6)
