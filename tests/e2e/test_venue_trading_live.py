@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from support.fake_exchange import CREATE, GONE_AFTER, GROUP, KNOWN_FAULTS, FakeExchange
+from support.fake_exchange import CREATE, GONE_AFTER, GROUP, FakeExchange
 from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.fake_venue import IDS
 from support.process import ServiceProcess
@@ -80,7 +80,6 @@ async def model() -> AsyncIterator[ScriptedModel]:
 @pytest.fixture
 async def venue() -> AsyncIterator[FakeExchange]:
     venue = FakeExchange()
-    venue.excuse(*KNOWN_FAULTS)
     await venue.start()
     yield venue
     await venue.stop()

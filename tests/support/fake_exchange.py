@@ -55,12 +55,6 @@ CREATE, CANCEL, CANCEL_ALL, GROUP = 14, 15, 16, 28
 AT_ONCE: Final = (0.0, 0.0)
 """No lag."""
 
-KNOWN_FAULTS: Final = {
-    "lag_s": "an order that the venue shows late is answered as refused, though it is executed",
-    "has_bands": "closing orders and stops stand a hair outside the bound of 5 %, and the venue refuses them",
-}
-"""The knobs of the fake venue that are off, and the fault of the service that each would find."""
-
 SEND_FAULTS: Final = ("lose_before", "lose_after", "500_before", "500_after", "late", "nonsense", "busy", "maintenance")
 """Faults of a transaction: its answer is lost before or after it is executed; it is executed late; …"""
 

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import orjson
 import pytest
-from support.fake_exchange import CANCEL, CANCEL_ALL, CREATE, GROUP, KNOWN_FAULTS, FakeExchange
+from support.fake_exchange import CANCEL, CANCEL_ALL, CREATE, GROUP, FakeExchange
 from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, Ledger, hash_of, public_key_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
@@ -309,7 +309,6 @@ async def prepared(database: Database) -> AsyncIterator[Bench]:
     """Everything but a running service: `bench.start()` starts it."""
     clock, source = ManualClock(START), ScriptedSource()
     venue = FakeExchange(clock.now)
-    venue.excuse(*KNOWN_FAULTS)
     await venue.start()
     api = LighterApi(venue.url)
     listings = await api.listings()

@@ -30,8 +30,8 @@ Remember = Callable[[str], Awaitable[None]]
 class OrderGateway(Protocol):
     """Places, finds and cancels the orders of one account.
 
-    A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order. The venue may accept it again: an order is
-    sent again only after an answer that proves that it was not taken.
+    A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order. The venue may accept it again: it is
+    sent again only after an answer that proves it was not taken.
     """
 
     async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.fake_exchange import CREATE, GROUP, KNOWN_FAULTS, FakeExchange
+from support.fake_exchange import CREATE, GROUP, FakeExchange
 from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.live import MARKETS, Sender
 from support.run_profile import is_nightly
@@ -80,7 +80,7 @@ class RecordingSigner(LighterSigner):
 @asynccontextmanager
 async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount, LighterSigner]]:
     venue = FakeExchange()
-    venue.excuse(*KNOWN_FAULTS, "event_lag_s")
+    venue.excuse("lag_s", "event_lag_s")
     await venue.start()
     api = LighterApi(venue.url, pause_s=0.001)
     signer = RecordingSigner(venue.url, ACCOUNT, KEY_INDEX, key)
@@ -503,7 +503,7 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
     }
     await orders.place(order(1))
     await orders.place(order(2, type=VenueOrderType.STOP, **closing))
-    await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000)}))
+    await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000), "price": D(98000)}))
     await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
     protective_orders = {
         order(2).client_index: ProtectiveOrder("BTC", VenueOrderType.STOP, D("93000.5")),
