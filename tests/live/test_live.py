@@ -575,6 +575,20 @@ async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "manual"
 
 
+async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sought(bench: Bench) -> None:
+    bench.venue.trade_by_hand("ETH", "2")
+    await bench.see({"ETH": "3310.00"})
+    bench.venue.trade_by_hand("ETH", "-2")
+    trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
+    for _ in range(7):
+        await bench.see({}, after_s=LAG_S)
+        await bench.synchronize()
+    assert "the venue's balance differs" in bench.exchange.troubles["apex"]
+    bench.venue.ledger.trades = trades
+    await bench.synchronize()
+    await bench.agree()
+
+
 async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     bench.venue.trade_by_hand("ETH", "0.2")

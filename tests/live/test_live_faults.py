@@ -97,6 +97,7 @@ class Schedule:
         venue.stale_nonces = random.choice((0, 0, 0, 1, 5))
         venue.refusal = (21739, "not enough margin") if random.random() < 0.05 else None
         venue.sequencer_refusals = random.choice((0, 0, 0, 1))
+        venue.request_s = random.choice((0.08, 1.0))
         venue.reuses_ids, venue.drops_reduce_only = random.random() < 0.5, random.random() < 0.5
 
     # Requests to the service
@@ -241,7 +242,7 @@ class Schedule:
         venue.read_faults.clear()
         venue.deliver()
         venue.refusal, venue.refused_types, venue.hides_trades, venue.doubles_trades = None, set(), 0, False
-        venue.fill_share, venue.stale_nonces, venue.sequencer_refusals = D(1), 0, 0
+        venue.fill_share, venue.stale_nonces, venue.sequencer_refusals, venue.request_s = D(1), 0, 0, 1.0
         for _ in range(LOOKS_MAX):
             await bench.see({}, after_s=61)
             await bench.synchronize()
