@@ -65,6 +65,7 @@ async def test_a_rehearsal_passes_answers_questions_and_keeps_payloads(venue: Fa
     assert [(step.name, step.passed) for step in report.steps] == [(name, True) for name in STEPS], report.steps
     assert report.answers["when a nonce counts"] == "at acceptance"
     assert report.answers["whether an id may be used again"] == "yes"
+    assert report.answers["whether groups keep the ids of children"] == "yes"
     assert report.answers["price band of triggers"] == "6 % past the trigger: code 21735"
     assert venue.positions() == {}
     file = tmp_path / "rehearsal" / "rehearsal.json"

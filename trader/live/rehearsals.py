@@ -73,14 +73,10 @@ async def rehearse(
     digests = {name: _digest(payload) for name, payload in closer.payloads.items()}
     report = RehearsalReport(venue, __version__, url, now, done, closer.answers, digests)
     report = msgspec.structs.replace(report, digest=report.computed_digest())
-    await asyncio.to_thread(_write, folder, {**closer.payloads, "rehearsal": report})
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    for name, content in {**closer.payloads, "rehearsal": report}.items():
+        await asyncio.to_thread(replace_file, folder / f"{name}.json", msgspec.json.encode(content))
     return report
-
-
-def _write(folder: Path, contents: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        replace_file(folder / f"{name}.json", msgspec.json.encode(content))
 
 
 def require_rehearsal(where: str, venue: str, url: str, now: datetime) -> None:

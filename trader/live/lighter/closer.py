@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import Decimal
 from secrets import randbelow
 from typing import Any, Final
 
@@ -11,7 +11,9 @@ import msgspec
 
 from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
+from trader.exchange.domain.orders import OrderSide
 from trader.live.domain.orders import CLIENT_INDEX_MAX
+from trader.live.domain.protective_orders import worst_price
 from trader.live.lighter.account import prove_access
 from trader.live.lighter.api import LighterApi, Listing
 from trader.live.lighter.records import signed_quantity
@@ -95,16 +97,13 @@ class LighterCloser:
         await self._sent(held.symbol, lambda nonce: self._signer.create_orders([order], nonce=nonce))
 
     async def _closing_order(self, held: _Holding, listing: Listing) -> OrderTerms:
-        tick, is_ask = listing.market.tick, held.sign > 0
-        book, mark = await self._api.book(held.market_id), held.position_value / held.position
-        if is_ask:
-            worst = max([mark, *(level.price for level in book.bids or ())]) * (1 - _BAND) / tick
-        else:
-            worst = min([mark, *(level.price for level in book.asks or ())]) * (1 + _BAND) / tick
+        market, book = listing.market, await self._api.book(held.market_id)
+        side, levels, nearest = (OrderSide.SELL, book.bids, max) if held.sign > 0 else (OrderSide.BUY, book.asks, min)
+        best = nearest([held.position_value / held.position, *(level.price for level in levels or ())])
         return OrderTerms(
             market_id=held.market_id, client_index=1 + randbelow(CLIENT_INDEX_MAX),
-            lots=int(held.position / listing.market.lot), is_ask=is_ask, type="market", reduce_only=True,
-            price_ticks=int(worst.to_integral_value(ROUND_CEILING if is_ask else ROUND_FLOOR)), trigger_ticks=0,
+            lots=int(held.position / market.lot), is_ask=held.sign > 0, type="market", reduce_only=True,
+            price_ticks=int(worst_price(side, best, _BAND, market) / market.tick), trigger_ticks=0,
         )  # fmt: skip
 
     async def _sent(self, what: str, sign: Callable[[int], Signed]) -> bool:

@@ -31,15 +31,14 @@ class LighterRehearsal(LighterCloser):
 
     def steps(self, symbol: str, child: Sequence[str], pause_s: float) -> Steps:
         self._symbol, self._child, self._pause_s = symbol, child, pause_s
-        self.answers["whether groups keep the ids of children"] = "unknown: groups are not rehearsed"
-        far, past = 1 - _FAR, 1 + _FAR
+        stop, target = ({"sells": True, "price": share, "trigger": share} for share in (1 - _FAR, 1 + _FAR))
         return (
             ("prove", self._begin),
             ("open", self._open),
-            ("add", lambda: self._placed("filled", "market")),
+            ("add", lambda: self._add(stop, target)),
             ("part", lambda: self._placed("filled", "market", sells=True)),
-            ("stop", lambda: self._placed("pending", "stop", sells=True, price=far, trigger=far)),
-            ("target", lambda: self._placed("pending", "target", sells=True, price=past, trigger=past)),
+            ("stop", lambda: self._placed("pending", "stop", **stop)),
+            ("target", lambda: self._placed("pending", "target", **target)),
             ("refused change", self._refused),
             ("cancel", self._cancel),
             ("cut socket", self._cut),
@@ -75,6 +74,16 @@ class LighterRehearsal(LighterCloser):
         self.answers["when a nonce counts"] = "at acceptance" if counted else "after acceptance"
         self.answers["how long until visible"] = f"order {seen_s:.1f} s, trades {monotonic() - began:.1f} s"
         return f"filled at {first['price']}"
+
+    async def _add(self, stop: dict[str, Any], target: dict[str, Any]) -> str:
+        """Add by a group, as the service opens: the stop and target come with the fill."""
+        entry, *children = self._order("market"), self._order("stop", **stop), self._order("target", **target)
+        await self._accepted(entry, *children)
+        await self._shown(entry.client_index, "filled")
+        rows = await self._until("accountActiveOrders", {"market_id": self._listing.market_id}, "orders")
+        keeps = {row["client_order_index"] for row in rows} <= {child.client_index for child in children}
+        self.answers["whether groups keep the ids of children"] = "yes" if keeps else "no"
+        return f"filled, with {len(rows)} children"
 
     async def _placed(self, status: str, kind: str, **more: Any) -> str:
         order = self._order(kind, **more)
@@ -141,12 +150,12 @@ class LighterRehearsal(LighterCloser):
         prices = int(unit * share), int(unit * trigger)
         return OrderTerms(self._listing.market_id, name, self._lots, prices[0], sells, kind, sells, prices[1])
 
-    async def _sent_order(self, order: OrderTerms) -> SendAnswer:
-        signed = self._signer.create_orders([order], nonce=await self._transactions.next_nonce())
+    async def _sent_order(self, *orders: OrderTerms) -> SendAnswer:
+        signed = self._signer.create_orders(orders, nonce=await self._transactions.next_nonce())
         return await self._transactions.send(signed)
 
-    async def _accepted(self, order: OrderTerms) -> None:
-        if not (answer := await self._sent_order(order)).is_taken:
+    async def _accepted(self, *orders: OrderTerms) -> None:
+        if not (answer := await self._sent_order(*orders)).is_taken:
             raise MarketDataError(answer.reason)
 
     async def _canceled(self, index: int) -> None:
