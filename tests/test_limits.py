@@ -142,7 +142,7 @@ def takes_tokens(count: int, *, idle_s: float = 0.0) -> bool:
 
 def admits_after_change(count: int, *unused: object) -> bool:
     """The limit of a key that an operator changes is the new one at once."""
-    access, key = Access(None, None), issue(AGENT_MARK, "a", START, ("read",), requests=2)[1]
+    access, key = Access(None, None), issue(AGENT_MARK, "a", START, ("read",), requests_per_minute=2)[1]
     access.admit(Caller(key))
     changed = Caller(msgspec.structs.replace(key, requests_per_minute=5))
     return not any(refuses(TooManyRequests, lambda: access.admit(changed)) for _ in range(count))

@@ -193,7 +193,7 @@ async def test_a_failure_is_a_missed_decision_and_trades_nothing(
     async with called(floor, answer) as (agent, calls):
         if answer is None:
             opened = await floor.agents.external.view(floor.models.by_id["scout"], None)
-            monkeypatch.setattr(opened.record, "deadline", floor.clock.now() + timedelta(seconds=0.5))
+            monkeypatch.setattr(opened, "deadline", floor.clock.now() + timedelta(seconds=0.5))
         record = await decided(floor, calls)
         assert len(agent.requests) == requests
     assert record.invocation.status == "failed"

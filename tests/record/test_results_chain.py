@@ -340,4 +340,4 @@ async def test_a_clock_set_back_adds_nothing_to_an_hour_that_is_recorded(season:
     async with season.database.connection() as conn:
         hours = await conn.fetch(query)
         assert [row for row in hours if row in recorded] == recorded
-        assert await conn.fetchval("SELECT count(*) FROM portfolio_snapshots") == count + 2, "nothing is left out"
+        assert await conn.fetchval("SELECT count(*) FROM portfolio_snapshots") == count + 4, "nothing is left out"

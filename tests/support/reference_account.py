@@ -62,6 +62,7 @@ class ReferenceAccount:
         self.resting: list[Rest] = []
         self.watches: dict[str, Watch] = {}
         self.taken: list[tuple[str, int, datetime, Fraction]] = []
+        self.now = self.recovering_at = at
         self.marks: dict[str, Fraction] = {}
         self.seen: dict[str, list[tuple[datetime, Fraction]]] = {}
         self._acts = 0
@@ -157,7 +158,7 @@ class ReferenceAccount:
 
     def place(self, order: Order, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Answer:
         self.see(moment)
-        at = max(moment.at, self.changed_at)
+        at = self._at(moment)
         before, under_way = self._memory(), self.liquidating
         for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
@@ -190,11 +191,11 @@ class ReferenceAccount:
         if price <= 0 or (order.reduce_only and not reducible) or (too_small and not closes_all):
             return Answer("rejected")
         entry_mark = mark if limit is None else (min(mark, limit) if sign > 0 else max(mark, limit))
-        if order.exit_plan is not None and not plan_is_sound(order.exit_plan, sign, entry_mark, at):
+        if order.exit_plan is not None and not plan_is_sound(order.exit_plan, sign, entry_mark, self.now):
             return Answer("rejected")
         realized_before = self.books().realized
-        parts = self._shown(book, sign, quantity, limit, at)
-        self._take(book, sign, parts, at)
+        parts = self._shown(book, sign, quantity, limit)
+        self._take(book, sign, parts)
         leverage = None if order.leverage is None else Fraction(order.leverage)
         terms = Terms(leverage, order.exit_plan, order.confidence)
         fees = self._execute(order.symbol, sign, parts, at, self._taker(order.symbol), str(order.cause), terms)
@@ -248,8 +249,8 @@ class ReferenceAccount:
     def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> bool:
         self.see(moment)
         held = self.quantity(symbol)
-        at = max(moment.at, self.changed_at)
-        if not held or not plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], at):
+        at = self._at(moment)
+        if not held or not plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], self.now):
             return False
         self.watches[symbol].plan = plan
         self.changed_at = at
@@ -258,7 +259,7 @@ class ReferenceAccount:
     def reset(self, capital: Decimal, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Books:
         """Return the books of the run that ended."""
         self.see(moment)
-        at = max(moment.at, self.changed_at)
+        at = self._at(moment)
         for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         self.resting.clear()
@@ -279,7 +280,7 @@ class ReferenceAccount:
         is_reached = any(self._is_reached(rest, moment) for rest in self.resting)
         if not is_reached and not self.books().holdings.keys() & moment.updated:
             return
-        at = max(moment.at, self.changed_at)
+        at = self._at(moment)
         before = self._visible()
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
@@ -312,14 +313,14 @@ class ReferenceAccount:
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
             quantity = min(rest.remaining, reducible) if rest.reduce_only else rest.remaining
             if self.fills != "touch":
-                beyond = self._shown(book, rest.sign, rest.ahead + quantity, rest.limit, at)
+                beyond = self._shown(book, rest.sign, rest.ahead + quantity, rest.limit)
                 shown = sum((q for _, q in beyond), Fraction(0))
                 quantity = max(Fraction(0), shown - rest.ahead)
                 rest.ahead = max(Fraction(0), rest.ahead - shown)
             if not quantity:
                 continue
             before = self._memory()
-            self._take(book, rest.sign, [(rest.limit, quantity)], at)
+            self._take(book, rest.sign, [(rest.limit, quantity)])
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
@@ -332,9 +333,11 @@ class ReferenceAccount:
 
     def _is_reached(self, rest: Rest, moment: Moment) -> bool:
         """Whether the mark (`touch`) or the best opposite price reached the limit, in a book newer than the order."""
-        if rest.symbol not in moment.updated or moment.quotes[rest.symbol].at <= rest.created_at:
+        if rest.symbol not in moment.updated:
             return False
         quote = moment.quotes[rest.symbol]
+        if rest.created_at - STALE <= quote.at <= rest.created_at:
+            return False
         best = Fraction(quote.ask if rest.sign > 0 else quote.bid)
         if self.fills == "touch":
             best = Fraction(quote.mark)
@@ -375,12 +378,12 @@ class ReferenceAccount:
         part = (abs(held) * Fraction(self.rule.part) / lot).__ceil__() * lot
         worth, limit = abs(held) * self.marks[symbol], self.rule.whole_up_to
         whole = worth < 10 * Fraction(market.min_notional) if limit is None else worth <= Fraction(limit)
-        if partly_at is not None and (at - partly_at).total_seconds() < self.rule.cooldown_s:
+        if partly_at is not None and 0 <= (self.now - partly_at).total_seconds() < self.rule.cooldown_s:
             whole = True
-        parts = self._shown(book, sign, abs(held) if whole else part, None, at)
+        parts = self._shown(book, sign, abs(held) if whole else part, None)
         if not parts:
             return False
-        self._take(book, sign, parts, at)
+        self._take(book, sign, parts)
         self._execute(symbol, sign, parts, at, self._taker(symbol), "liquidation")
         self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
         if not whole:
@@ -392,7 +395,7 @@ class ReferenceAccount:
         for symbol in sorted(self.books().holdings):
             held = self.quantity(symbol)
             sign, parts = (-1 if held > 0 else 1), [(self.marks[symbol], abs(held))]
-            self._take(moment.quotes[symbol].book, sign, parts, at)
+            self._take(moment.quotes[symbol].book, sign, parts)
             self._execute(symbol, sign, parts, at, Fraction(0), "liquidation")
         self._charge_more(max(Fraction(0), self.equity()))
 
@@ -403,18 +406,18 @@ class ReferenceAccount:
 
     def _exit(self, symbol: str, moment: Moment, at: datetime) -> None:
         watch, held, mark = self.watches[symbol], self.quantity(symbol), self.marks[symbol]
-        reason = watch.closing or fired(watch.plan, held, mark, at)
-        if reason is None or (watch.due is not None and moment.at < watch.due):
+        reason = watch.closing or fired(watch.plan, held, mark, self.now)
+        if reason is None or (watch.due is not None and watch.due - self.latency <= moment.at < watch.due):
             return
         if watch.closing is None and self.latency:
-            watch.closing, watch.due = reason, at + self.latency
+            watch.closing, watch.due = reason, moment.at + self.latency
             return
         waited = watch.closing is not None and watch.due is None
         watch.closing, watch.due = reason, None
         sign = -1 if held > 0 else 1
         book = moment.quotes[symbol].book
-        parts = self._shown(book, sign, abs(held), None, at)
-        self._take(book, sign, parts, at)
+        parts = self._shown(book, sign, abs(held), None)
+        self._take(book, sign, parts)
         stop = {"stop": watch.plan.stop, "invalidation": watch.plan.invalidation_price}.get(reason)
         if waited and stop is not None:  # no better than the stop, on the tick beyond it
             tick = Fraction(self.markets[symbol].tick)
@@ -426,7 +429,7 @@ class ReferenceAccount:
         """Pay funding for every full hour since the last one, at the last mark seen up to that hour."""
         watch, every = self.watches[symbol], self.markets[symbol].funding_interval_h or self.every
         boundary = watch.funded_until.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
-        while boundary <= at:
+        while boundary <= self.now:
             if boundary.hour % every == 0:
                 self._acts += 1
                 seen = [mark for then, mark in self.seen.get(symbol, []) if then <= boundary]
@@ -450,11 +453,11 @@ class ReferenceAccount:
     # --- the book and the ledger --------------------------------------------------------------------------------------
 
     def _shown(
-        self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None, at: datetime
+        self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None
     ) -> list[tuple[Fraction, Fraction]]:
         """The part of the book available to this account, without its recent fills, from the best levels on."""
         lot = Fraction(self.markets[book.symbol].lot)
-        missing = round(self._missing(book.symbol, sign, at) / lot) * lot
+        missing = round(self._missing(book.symbol, sign) / lot) * lot
         result = []
         for price, size in book.asks if sign > 0 else book.bids:
             left = Fraction(size) - min(missing, Fraction(size))
@@ -463,14 +466,25 @@ class ReferenceAccount:
                 result.append((Fraction(price), left))
         return first(result, quantity)
 
-    def _missing(self, symbol: str, sign: int, at: datetime) -> Fraction:
-        """Half of a quantity returns after one half-life; after twenty, all of it."""
+    def _at(self, moment: Moment) -> datetime:
+        """The date of rows, which never goes back. What is due and how far depth recovered goes by the clock itself,
+        but depth by the rows where they are ahead by a second at most.
+        """
+        at, self.now = max(moment.at, self.changed_at), moment.at
+        self.recovering_at = at if at - moment.at <= timedelta(seconds=1) else moment.at
+        return at
+
+    def _missing(self, symbol: str, sign: int) -> Fraction:
+        """Half of a quantity returns after one half-life; after twenty, or before it was taken, all of it."""
         mine = [(then, quantity) for of, side, then, quantity in self.taken if (of, side) == (symbol, sign)]
-        young = [(at - then, quantity) for then, quantity in mine if at - then < 20 * self.recovery]
+        ages = [(self.recovering_at - then, quantity) for then, quantity in mine]
+        young = [(age, quantity) for age, quantity in ages if timedelta(0) <= age < 20 * self.recovery]
         return sum((quantity * halved(age, self.recovery) for age, quantity in young), Fraction(0))
 
-    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]], at: datetime) -> None:
-        self.taken = [*self.taken, *((book.symbol, sign, at, quantity) for _, quantity in parts)]
+    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
+        at, side = self.recovering_at, (book.symbol, sign)
+        kept = [take for take in self.taken if (take[0], take[1]) != side or take[2] <= at or not parts]
+        self.taken = [*kept, *((*side, at, quantity) for _, quantity in parts)]
 
     def _taker(self, symbol: str) -> Fraction:
         own = self.markets[symbol].taker_rate

@@ -426,7 +426,7 @@ MUTANTS: Final = (
         "the end of a gap is the tick after it",
         "that tick is applied next",
         "exchange/tick_processor.py",
-        [("self._accounts.next_tick(tick.at - _INSTANT)\n", "self._accounts.next_tick(tick.at)\n")],
+        [("next_tick(tick.at - _INSTANT))\n", "next_tick(tick.at))\n")],
         [pair("tick after a gap", "lost statement")],
     ),
     Mutant(
@@ -487,8 +487,8 @@ MUTANTS: Final = (
         "exchange/accounts.py",
         [
             (
-                "            first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)\n",
-                "            first = LastSeen(self.processed, self.marks)\n",
+                "        first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)\n",
+                "        first = LastSeen(self.processed, self.marks)\n",
             )
         ],
         [SEEN],
@@ -670,7 +670,7 @@ MUTANTS: Final = (
         "events of a record that was not confirmed are dropped",
         "followers need only the newest",
         "database/relay.py",
-        [("            self._waiting = (events + self._waiting)[:EVENTS_MAX]\n", "")],
+        [("        events = tuple(self._waiting)\n", "        events, self._waiting[:] = tuple(self._waiting), ()\n")],
         [pair("relay", "lost statement")],
     ),
     Mutant(
@@ -712,14 +712,14 @@ MUTANTS: Final = (
         "a part that the venue filled is booked only at the end of its order",
         "an order is filled or it is not",
         "live/outbox.py",
-        [("if state.is_final or state.filled > standing[index].filled:", "if state.is_final:")],
+        [("if each[1].is_final or each[1].filled > each[0].filled)", "if each[1].is_final)")],
         [live_pair("live parts", "synchronization")],
     ),
     Mutant(
         "an unknown order is looked up as an expired one at once",
         "the venue does not show it",
         "live/lighter/orders.py",
-        [(" and now is not None and now > expires_at:", " and now is not None:")],
+        [(" and (self._api.answered_at or expires_at) > expires_at:", ":")],
         ["live/test_live.py"],
     ),
     Mutant(

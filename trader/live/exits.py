@@ -83,7 +83,8 @@ class Exits:
             for sent in self._outbox.protective_orders()
         )
         fired_at = self._fired_at.setdefault(position.symbol, now)
-        return None if stands and now - fired_at < _FIRES_WITHIN else cause
+        is_late = interval_elapsed(fired_at + _FIRES_WITHIN, _FIRES_WITHIN, now)
+        return None if stands and not is_late else cause
 
     def _was_just_refused(self, symbol: str) -> bool:
         retry_at = self._retry_at.get(symbol)

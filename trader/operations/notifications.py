@@ -154,7 +154,13 @@ class TelegramSink(HttpSink):
         return RequestBody(orjson.dumps({"chat_id": self._chat, "text": text}), JSON_HEADERS)
 
 
-SINKS: Final[dict[str, type[HttpSink]]] = {kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)}
+class MakeSink(Protocol):
+    """Makes a sink from its number among the addresses, its address without the form, and this process's name."""
+
+    def __call__(self, number: int, url: str, sender: str, *, timeout_s: float) -> NotificationSink: ...
+
+
+SINKS: Final[dict[str, MakeSink]] = {kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)}
 """The sinks by the form that an address of NOTIFY_URL begins with, or that its host implies;
 `NOTIFY_FORMATS` names them.
 """
@@ -195,7 +201,7 @@ def sender_of(settings: Settings) -> str:
 
 def make_sinks(addresses: Sequence[Secret], sender: str, *, timeout_s: float = ATTEMPT_S) -> list[NotificationSink]:
     """Return a sink for each address of NOTIFY_URL."""
-    sinks: list[NotificationSink] = []
+    sinks = []
     for number, address in enumerate(addresses, 1):
         prefix, _, rest = address.reveal().rpartition("+") if "+http" in address.reveal()[:16] else ("", "", "")
         url = rest or address.reveal()

@@ -438,7 +438,7 @@ async def test_a_manual_order_on_a_models_account_is_marked_and_ends_its_rank(de
     assert await ranked() == ["ada"]
     positions = {each["modelId"]: each.get("manual") for each in await desk.call("trading.getPositions")}
     assert positions == {"ada": None, "bob": True, "me": None}
-    listed = {each["accountId"]: each["manual"] for each in (await command("positions"))["positions"]}
+    listed = {each["accountId"]: each["manual"] for each in (await command("show", "positions"))["positions"]}
     assert listed == {"ada": False, "bob": True, "me": False}
     since = {each["id"]: each.get("manualSince") for each in (await desk.call("models.getModels"))["models"]}
     assert (since["ada"], since["bob"]) == (None, placed["order"]["timestamp"])

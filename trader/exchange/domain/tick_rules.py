@@ -116,7 +116,7 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
 
 def _is_reached(order: RestingOrder, quote: Quote, rules: ExchangeRules) -> bool:
     """Return whether the mark or best opposite price is at or beyond the limit, in a book newer than the order."""
-    if not interval_elapsed(order.created_at, STALE_AFTER, quote.at):  # a much earlier date is of a clock set back
+    if order.created_at - STALE_AFTER <= quote.at <= order.created_at:  # an earlier date is of a clock set back
         return False
     if rules.limit_fills == "touch":
         return quote.mark <= order.limit_price if order.side is OrderSide.BUY else quote.mark >= order.limit_price

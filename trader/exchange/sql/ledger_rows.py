@@ -103,7 +103,9 @@ def venue_order_row(sent: SentOrder) -> LedgerRow:
 
 
 def venue_trade_row(posting: Posting, fill: VenueFill) -> LedgerRow:
-    return _owner(posting) | _renamed(asdict(fill), "at", "traded_at")
+    row = _renamed(asdict(fill), "at", "traded_at")
+    del row["order_index"]
+    return _owner(posting) | row
 
 
 def _owner(posting: Posting) -> LedgerRow:
