@@ -46,7 +46,7 @@ def test_every_module_of_the_table_declares_its_commands() -> None:
 
 def test_the_document_has_every_command() -> None:
     document = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `trader ([a-z ]+?)(?: [A-Z<].*?)?` \|", document, re.MULTILINE)
+    rows = re.findall(r"^\| `trader ([a-z -]+?)(?: [A-Z<].*?)?` \|", document, re.MULTILINE)
     assert sorted({name_of(row.split()) for row in rows} - {"--version"}) == EVERY
 
 

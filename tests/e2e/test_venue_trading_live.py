@@ -14,7 +14,8 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from support.fake_exchange import ACCOUNT, CREATE, GONE_AFTER, GROUP, KEY_INDEX, FakeExchange
+from support.fake_exchange import CREATE, GONE_AFTER, GROUP, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.fake_venue import IDS
 from support.process import ServiceProcess
 from support.waiting import becomes, until
@@ -96,11 +97,13 @@ async def serving(folder: Path, **environ: str) -> AsyncIterator[ServiceProcess]
 
 
 def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str, str]:
-    key, _, error = sdk.create_api_key()
+    key, public, error = sdk.create_api_key()
     assert error is None
+    venue.ledger.keys[KEY_INDEX] = public
     return {
         "TRADING_MODE": "live", "LIVE_CONFIRM": str(ACCOUNT), "VENUE_ACCOUNT_INDEX": str(ACCOUNT),
         "VENUE_API_KEY": key, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "VENUE_URL": venue.url,
+        "LIVE_REHEARSAL": "override:the tests",
         "MARKETS": "BTC,ETH", "DATABASE_URL": dsn, "OPENAI_BASE_URL": model.url,
     }  # fmt: skip
 

@@ -5,7 +5,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from support.fake_exchange import ACCOUNT
+from support.fake_exchange import AT_ONCE
+from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.fake_venue import IDS
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
@@ -574,6 +575,20 @@ async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "manual"
 
 
+async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sought(bench: Bench) -> None:
+    bench.venue.trade_by_hand("ETH", "2")
+    await bench.see({"ETH": "3310.00"})
+    bench.venue.trade_by_hand("ETH", "-2")
+    trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
+    for _ in range(7):
+        await bench.see({}, after_s=LAG_S)
+        await bench.synchronize()
+    assert "the venue's balance differs" in bench.exchange.troubles["apex"]
+    bench.venue.ledger.trades = trades
+    await bench.synchronize()
+    await bench.agree()
+
+
 async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     bench.venue.trade_by_hand("ETH", "0.2")
@@ -676,10 +691,37 @@ async def test_two_models_never_share_an_account(database: Database) -> None:
 async def test_a_new_account_with_positions_is_refused(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")
+        bench.venue.event_lag_s = AT_ONCE  # traded some time ago
         bench.venue.trade_by_hand("BTC", "1")
         with pytest.raises(StartError, match="holds BTC already"):
             await bench.start()
         await bench.stop()
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode", "reason"),
+    [
+        ({}, 0, "registered are none"),
+        ({9: "0x12"}, 0, "no API key with index 4 for account 7; registered are 9"),
+        ({KEY_INDEX: "0x12"}, 0, "not the private part of API key 4 of the venue's account 7"),
+        (None, 1, "account 7 is in the unified mode"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_an_account_is_traded_only_with_its_key_and_in_the_classic_mode(
+    database: Database, keys: dict[int, str] | None, mode: int, reason: str, is_new: bool
+) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        if not is_new:
+            await bench.start()
+            await bench.stop()
+        bench.venue.ledger.keys = bench.venue.ledger.keys if keys is None else keys
+        bench.venue.ledger.trading_mode = mode
+        with pytest.raises(StartError, match=reason):
+            await bench.start()
+        await bench.stop()
+        assert bench.venue.sent == []
 
 
 async def test_an_account_with_paper_capital_is_not_traded_live(database: Database) -> None:
@@ -734,7 +776,7 @@ async def test_a_restart_while_the_venue_is_unreachable_shows_everything_and_ope
     assert bench.account().positions["BTC"].quantity == D("0.25")
     assert bench.exchange.troubles == {"apex": "it has not been compared with the venue yet"}
     refusal = await bench.buy("0.1", leverage=D(5))
-    assert "not been compared with the venue yet" in (refusal.reason or "")
+    assert "the venue cannot be reached now" in (refusal.reason or "")
     bench.venue.is_down = False
     await bench.synchronize()
     await bench.agree()

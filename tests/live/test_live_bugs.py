@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from decimal import Decimal
 
 import pytest
-from support.fake_exchange import ACCOUNT
+from support.fake_ledger import ACCOUNT
 from support.live import Bench, add_model, prepared, trading
 from support.waiting import until
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.fake_exchange import ACCOUNT
+from support.fake_ledger import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
 from support.run_profile import is_nightly
@@ -67,6 +67,7 @@ class Schedule:
         self.venue = bench.venue
         self.seed = seed
         self.random = Random(seed)
+        bench.venue.random = Random(seed)
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
 
@@ -95,6 +96,9 @@ class Schedule:
         venue.refused_types = random.choice((set(), set(), set(), {2}, {4}, {2, 4}))
         venue.stale_nonces = random.choice((0, 0, 0, 1, 5))
         venue.refusal = (21739, "not enough margin") if random.random() < 0.05 else None
+        venue.sequencer_refusals = random.choice((0, 0, 0, 1))
+        venue.request_s = random.choice((0.08, 1.0))
+        venue.reuses_ids, venue.drops_reduce_only = random.random() < 0.5, random.random() < 0.5
 
     # Requests to the service
 
@@ -238,7 +242,7 @@ class Schedule:
         venue.read_faults.clear()
         venue.deliver()
         venue.refusal, venue.refused_types, venue.hides_trades, venue.doubles_trades = None, set(), 0, False
-        venue.fill_share, venue.stale_nonces = D(1), 0
+        venue.fill_share, venue.stale_nonces, venue.sequencer_refusals, venue.request_s = D(1), 0, 0, 1.0
         for _ in range(LOOKS_MAX):
             await bench.see({}, after_s=61)
             await bench.synchronize()

@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
 from support.live import Bench, add_model, live_settings, prepared, trading
 
@@ -209,7 +210,7 @@ async def test_a_report_older_than_the_last_trade_cancels_nothing(bench: Bench) 
 async def test_rounded_average_entries_are_no_difference(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")
-        bench.venue.ledger.deposit, bench.venue.average_places = D(100_000), 2
+        bench.venue.ledger.deposit = D(100_000)
         await bench.start()
         await bench.tell()
         await bench.buy("11", symbol="ETH", leverage=D(5))
@@ -269,6 +270,7 @@ async def test_a_market_that_ends_is_settled(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_shown", [True, False])
 async def test_flattening_closes_what_only_the_venue_holds(bench: Bench, is_shown: bool) -> None:
+    bench.venue.event_lag_s = AT_ONCE  # the position was opened some time ago
     bench.venue.trade_by_hand("BTC", "0.3")
     trades = bench.venue.ledger.trades
     if not is_shown:
@@ -287,15 +289,6 @@ async def test_flattening_closes_what_only_the_venue_holds(bench: Bench, is_show
     await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.agree()
-
-
-async def test_an_account_of_another_mode_is_refused_at_the_start(database: Database) -> None:
-    async with prepared(database) as bench:
-        await add_model(database, "apex")
-        bench.venue.trading_mode = 1
-        with pytest.raises(StartError, match="unified trading mode"):
-            await bench.start()
-        await bench.stop()
 
 
 async def test_a_second_service_on_an_account_is_refused_at_the_start(bench: Bench, database: Database) -> None:

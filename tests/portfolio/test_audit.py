@@ -37,6 +37,7 @@ async def traded(database: Database) -> AsyncIterator[Bench]:
         bench.venue.trade_by_hand("BTC", "0.01")
         await bench.synchronize()
         bench.venue.liquidate("BTC", "0.04")
+        await bench.see({}, after_s=13)  # the venue shows it by then
         await bench.synchronize()
         report = await audit(database)
         assert (report.problems, report.trades) == ([], len(await _all(bench, "venue_trades")))
@@ -104,6 +105,7 @@ async def test_a_fill_that_is_missing_or_recorded_twice_is_reported(traded: Benc
 
 async def test_a_resting_order_may_fill_before_its_response_is_known(database: Database) -> None:
     async with trading(database) as bench:
+        bench.venue.excuse("event_lag_s")  # the fill is shown before the order is
         bench.venue.send_faults = ["lose_after"]
         bench.venue.read_faults = ["ok", *["500"] * 5000]
         with pytest.raises(OrderUndecided):

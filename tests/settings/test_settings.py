@@ -61,7 +61,7 @@ def test_defaults_match_the_contract() -> None:
         Decimal(0),
     )
     assert (settings.latency_ms, settings.seed, settings.max_accounts) == (300, None, 1000)
-    assert (settings.venue, settings.venue_url, settings.venue_api_key_index) == ("lighter", None, 2)
+    assert (settings.venue, settings.venue_url, settings.venue_api_key_index) == ("lighter", None, 4)
     assert (settings.snapshot_retention_days, settings.log_level) == (35, "info")
     assert settings.api_token is settings.venue_api_key is settings.taapi_api_key is None
     assert (settings.replay_speed, settings.replay_start, settings.replay_end) == (1, None, None)
@@ -167,7 +167,7 @@ BAD = [
     ("API_TOKEN", "two words"), ("API_TOKEN", "schlüssel"),
     ("MAX_PARALLEL_MODELS", "0"), ("MAX_DRAWDOWN_PERCENT", "0"), ("MAX_DAILY_LOSS_PERCENT", "100.1"),
     ("MAX_TOTAL_DRAWDOWN_PERCENT", "none"), ("FLATTEN_ON_LIMIT", "yes"),
-    ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
+    ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"), ("VENUE_API_KEY_INDEX", "3"),
     ("VENUE_ACCOUNT_INDEX", "-1"), ("SNAPSHOT_RETENTION_DAYS", "0"), ("LOG_LEVEL", "loud"), ("LOG_FORMAT", "xml"),
     ("OPENAI_API_KEY_2", "a b"), ("NIM_BASE_URL", "localhost"),
 ]  # fmt: skip

@@ -42,14 +42,24 @@ class FakeMarket:
     def detail(self) -> dict[str, Any]:
         return {
             "symbol": self.symbol, "market_id": self.market_id, "market_type": "perp", "status": self.status,
-            "taker_fee": "0.0000", "maker_fee": "0.0000", "liquidation_fee": "1.0000",
-            "min_base_amount": "0.0050", "min_quote_amount": "10.000000",
+            "base_asset_id": 0, "quote_asset_id": 0, "taker_fee": "0.0000", "maker_fee": "0.0000",
+            "is_taker_fee_enabled": True, "is_maker_fee_enabled": True, "liquidation_fee": "1.0000",
+            "min_base_amount": "0.0050", "min_quote_amount": "10.000000", "order_quote_limit": "281474976.710655",
             "supported_size_decimals": self.size_decimals, "supported_price_decimals": self.price_decimals,
+            "supported_quote_decimals": 6, "quote_multiplier": 1,
             "size_decimals": self.size_decimals, "price_decimals": self.price_decimals,
             "default_initial_margin_fraction": 500, "min_initial_margin_fraction": 200,
             "maintenance_margin_fraction": 120, "closeout_margin_fraction": 80,
-            "last_trade_price": float(self.mid), "open_interest": 27350.8981, "daily_chart": {},
-            "market_config": {"market_margin_mode": 0, "force_reduce_only": False}, **self.changes,
+            "last_trade_price": float(self.mid), "daily_trades_count": 428074, "daily_base_token_volume": 195399.1521,
+            "daily_quote_token_volume": 460664167.955905, "daily_price_low": 1, "daily_price_high": 2,
+            "daily_price_change": -0.52, "open_interest": 27350.8981, "daily_chart": {},
+            "market_config": {
+                "market_margin_mode": 0, "insurance_fund_account_index": 281474976710655, "liquidation_mode": 0,
+                "force_reduce_only": False, "trading_hours": "", "funding_fee_discounts_enabled": False,
+                "hidden": False, "rfq_enabled": True,
+            },
+            "strategy_index": 2, "mark_price": str(self.mark or self.mid), "index_price": str(self.index or self.mid),
+            **self.changes,
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:

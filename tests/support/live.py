@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 import orjson
 import pytest
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, GROUP, KEY_INDEX, FakeExchange, Ledger, hash_of
+from support.fake_exchange import CANCEL, CANCEL_ALL, CREATE, GROUP, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, Ledger, hash_of, public_key_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
@@ -55,6 +56,8 @@ MARKETS: Final = {
     for symbol, tick in (("BTC", "0.1"), ("ETH", "0.01"))
 }
 """The fake venue's markets."""
+SYNCHRONIZATIONS_MAX: Final = 5
+"""How many synchronizations it takes at most until the venue shows what has happened before."""
 
 
 class PlainRefusal(Exception):
@@ -69,7 +72,7 @@ class PlainSigner:
     """Writes and sends transactions as the SDK does, but without a signature."""
 
     def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
-        del key
+        self._public = public_key_of(key.reveal())
         self.account_index, self.key_index = account_index, key_index
         self.sender: Any = self
         self.status_error: type[Exception] = PlainRefusal
@@ -78,6 +81,16 @@ class PlainSigner:
 
     def check(self) -> None:
         pass
+
+    async def mismatch(self) -> str | None:
+        query = {"account_index": str(self.account_index), "api_key_index": str(self.key_index)}
+        url = self._url.replace("sendTx", "apikeys")
+        try:
+            async with self._http.get(url, params=query) as answer:
+                (key,) = (await answer.json())["api_keys"]
+        except (aiohttp.ClientError, ValueError, LookupError) as error:
+            return f"failed to get keys: {error}"
+        return None if key["public_key"] == self._public.removeprefix("0x") else "another key"
 
     def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
         kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}
@@ -95,6 +108,9 @@ class PlainSigner:
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         return self._signed(CANCEL, {"MarketIndex": market_id, "Index": index}, nonce)
+
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed:
+        return self._signed(CANCEL_ALL, {"TimeInForce": kind, "Time": at_ms}, nonce)
 
     def authorization(self) -> str:
         return f"1:{self.account_index}:{self.key_index}:token"
@@ -142,8 +158,8 @@ class Sender:
 def live_settings(url: str, **more: str) -> Settings:
     given = {
         "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
-        "VENUE_API_KEY": "ab" * 40, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
-        "OPENAI_BASE_URL": "http://127.0.0.1:9", **more,
+        "VENUE_API_KEY": PLAIN_KEY, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
+        "OPENAI_BASE_URL": "http://127.0.0.1:9", "LIVE_REHEARSAL": "override:the tests", **more,
     }  # fmt: skip
     return Settings.load(given, None, demo=False)
 
@@ -190,9 +206,13 @@ class Bench:
         await self.venue_accounts.close()
 
     async def synchronize(self) -> None:
-        """Synchronize every account with the venue. Raise the errors of `LiveAccount.synchronize`."""
-        for account_id in list(self.exchange.accounts):
-            await self.exchange.live_account(account_id).synchronize()
+        """Synchronize every account until the venue shows all. Raise the errors of `LiveAccount.synchronize`."""
+        for _ in range(SYNCHRONIZATIONS_MAX):
+            is_late = self.venue.shows_late
+            for account_id in list(self.exchange.accounts):
+                await self.exchange.live_account(account_id).synchronize()
+            if not is_late:
+                return
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
         """Move time and the markets, here and at the venue, which pays funding when an hour passes."""

@@ -10,6 +10,7 @@ from secrets import randbits
 from typing import Final
 
 from trader.agents.sql.models import select_has_keyless_provider
+from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
@@ -19,6 +20,7 @@ from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
+from trader.live.rehearsals import require_rehearsal
 from trader.live.venue import VenueAccounts
 from trader.live.venues import VENUES
 from trader.market.sources.recorded import RecordedSource
@@ -251,11 +253,12 @@ async def _open_venue(settings: Settings, stack: AsyncExitStack) -> VenueAccount
 
     Only this function and the composition root know the trading mode.
 
-    :raises StartError: the venue's SDK is missing or cannot sign
+    :raises StartError: the venue's SDK is missing or cannot sign, or live trading was not rehearsed
     """
     if settings.trading_mode != "live" or settings.role == "reader":
         return None
     accounts = VENUES[settings.venue].make_accounts(settings)
     stack.push_async_callback(accounts.close)
     accounts.prove()
+    require_rehearsal(settings.live_rehearsal, settings.venue, accounts.url, SystemClock().now())
     return accounts

@@ -80,8 +80,6 @@ class Bindings:
     async def _refusal(self, account_id: str, index: int) -> str | None:
         """Return why an account cannot be traded, such as a second service that trades it. Raise `MarketDataError`."""
         account = await self._context.venue.account(index)
-        if (refusal := await account.records.refusal()) is not None:
-            return refusal
         since = (account.records.answered_at or self._context.clock.now()) - _ELSEWHERE_WITHIN
         opened = await account.orders.opened_since(since)
         async with self._context.database.connection() as conn:

@@ -239,6 +239,11 @@ class LiveExchange(ExchangeBase):
     async def _start(self, account_id: str, index: int | None, known: Binding | None) -> None:
         """Start trading an account, known from an earlier start or new at this venue."""
         binding = await self._bindings.bind(account_id, index, known)
+        if index is not None:
+            try:
+                await self._context.venue.account(index)
+            except MarketDataError as error:
+                log.warning("%s: the venue cannot be asked for its account now: %s", account_id, error)
         account = LiveAccount(self._context, account_id, *binding)
         self._live_accounts[account_id] = account
         self._tasks[account_id] = tasks.keep(account.run, f"live account {account_id}")

@@ -41,7 +41,7 @@ TOLERANCE_SHARE: Final = Decimal("0.00001")
 
 _ROUNDED: Final = Decimal("0.005")
 _GAP_TRIES_MAX: Final = 5
-"""A balance gap above `_ROUNDED` has a cause, even if tolerated: search the trades for it at most this many times."""
+"""A balance gap above `_ROUNDED` has a cause: search the trades for one that is tolerated at most this many times."""
 
 _ENDLESS: Final = Decimal("Infinity")
 _LATE: Final = timedelta(hours=1)
@@ -173,7 +173,7 @@ class Reconciler:
         return True
 
     def _has_new_gap(self, differences: list[VenueDifference], report: VenueReport) -> bool:
-        """Return whether only the balances differ, and by a different amount than in the last comparison."""
+        """Return whether only the balances differ, by more than is tolerated or by another amount than before."""
         gap = _balance(self._ledger.account) - report.balance
         if {difference.kind for difference in differences} - {
             DifferenceKind.BALANCE
@@ -182,7 +182,7 @@ class Reconciler:
         if abs(gap - self._gap) > _ROUNDED:
             self._gap, self._gap_tries = gap, 0
         self._gap_tries += 1
-        return abs(gap) > _ROUNDED and self._gap_tries <= _GAP_TRIES_MAX
+        return abs(gap) > _ROUNDED and (bool(differences) or self._gap_tries <= _GAP_TRIES_MAX)
 
     async def _book_foreign_trades(self, symbol: str, report: VenueReport) -> None:
         """Book trades that none of our orders made, if the ledger then matches the venue's position."""

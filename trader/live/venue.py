@@ -13,13 +13,14 @@ guessed: an order whose answer was lost is `Unknown` until the venue shows it or
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Protocol
+from typing import Any, Protocol
 
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
+from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
 Remember = Callable[[str], Awaitable[None]]
@@ -29,7 +30,8 @@ Remember = Callable[[str], Awaitable[None]]
 class OrderGateway(Protocol):
     """Places, finds and cancels the orders of one account.
 
-    A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order: the venue executes it at most once.
+    A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order. The venue may accept it again: it is
+    sent again only after an answer that proves it was not taken.
     """
 
     async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
@@ -74,10 +76,6 @@ class AccountRecords(Protocol):
 
     async def report(self) -> VenueReport:
         """Return signed positions, standing orders, and the balance: money − Σ position × entry price."""
-        ...
-
-    async def refusal(self) -> str | None:
-        """Return why the account cannot be traded at all, such as its mode at the venue; None if it can."""
         ...
 
     @property
@@ -135,7 +133,11 @@ class VenueAccounts(Protocol):
         ...
 
     async def account(self, index: int) -> VenueAccount:
-        """Return an account, ready to trade. Raise `MarketDataError` when the venue does not answer."""
+        """Return an account, ready to trade, once the venue has accepted its key.
+
+        :raises MarketDataError: the venue does not answer
+        :raises StartError: the venue does not know the key, or the service cannot trade an account of this kind
+        """
         ...
 
     def halt(self) -> None:
@@ -147,8 +149,53 @@ class VenueAccounts(Protocol):
         ...
 
 
+Steps = Sequence[tuple[str, Callable[[], Awaitable[str]]]]
+"""The named steps of a rehearsal."""
+
+
+class VenueCloser(Protocol):
+    """Works on one account without the service: empties it, or rehearses with it."""
+
+    answers: dict[str, str]
+    payloads: dict[str, Any]
+
+    async def prove(self) -> None:
+        """Prove that the venue knows the key. Raise `StartError` if not, `MarketDataError` without an answer."""
+        ...
+
+    async def look(self, *, acts: bool = True) -> str | None:
+        """Return None if the venue shows neither orders nor positions, else what it shows. Never raise.
+
+        If it acts, it then cancels all orders, and closes each position by a reduce-only market order.
+        """
+        ...
+
+    async def cancel_all_at(self, at: datetime | None) -> bool:
+        """Schedule a cancellation of all orders at the venue, or call it off. Return whether the venue accepted."""
+        ...
+
+    def steps(self, symbol: str, child: Sequence[str], pause_s: float) -> Steps:
+        """Return the steps of a rehearsal. Each returns what it saw; `answers` and `payloads` fill meanwhile.
+
+        `child` are Python's arguments of a process that calls `send_and_wait` and is killed.
+        """
+        ...
+
+    async def send_and_wait(self, symbol: str, client_index: int) -> None:
+        """Send an order far from the market and wait to be killed."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class VenuePackage(Protocol):
-    """A venue: a package whose `__init__.py` has these two functions. Neither connects to anything."""
+    """A venue: a package whose `__init__.py` has these functions, which connect to nothing.
+
+    `ADDRESS` and `TESTNET` are the venue's own addresses.
+    """
+
+    ADDRESS: str
+    TESTNET: str
 
     def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
         """Return the source of the venue's prices. `rows` holds the markets with known depth."""
@@ -156,4 +203,8 @@ class VenuePackage(Protocol):
 
     def make_accounts(self, settings: Settings) -> VenueAccounts:
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
+        ...
+
+    def make_closer(self, url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+        """Return what works on an account without the service. Raise `StartError`."""
         ...

@@ -271,6 +271,7 @@ DATABASE_ADDRESS: Final = Form(
 VENUE_KEY: Final = SECRET._replace(
     expected="the private key of an API key, 80 hexadecimal digits", pattern="(?:0x)?[0-9a-fA-F]{80}"
 )
+REHEARSAL: Final = Form("a file, or override:NAME", r"override:\s*\S.*|(?!override:)[^\x00]+", str)
 ANCHOR_ADDRESS: Final = Form(
     "the address of a webhook such as https://example.org/anchors?key=1, or of a file such as file:///srv/anchors.jsonl",
     r"\S+", Secret, _is_anchor_address, is_secret=True,

@@ -191,8 +191,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_URL", "", forms.WEB_ADDRESS, "Base address of the venue, also for public market data.",
         shown_default="the venue's own")]
     venue_api_key_index: Annotated[int, Variable(
-        "VENUE_API_KEY_INDEX", "2", forms.whole_number(0, 254),
-        "Index of the API key at the venue, the same for every account there (live).")]
+        "VENUE_API_KEY_INDEX", "4", forms.whole_number(4, 254),
+        "Index of the API key at the venue, the same for every account there (live). The indexes 0 to 3 "
+        "belong to the venue's own apps.")]
     venue_account_index: Annotated[int | None, Variable(
         "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
         "Index of the venue account of every model whose row names no other account (live).")]
@@ -202,6 +203,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     live_confirm: Annotated[int | None, Variable(
         "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
         "Repeats VENUE_ACCOUNT_INDEX to confirm trading with real money; TRADING_MODE=live does not start without it.")]
+    live_rehearsal: Annotated[str, Variable(
+        "LIVE_REHEARSAL", "rehearsal/rehearsal.json", forms.REHEARSAL,
+        "Report of `trader rehearse`, without which TRADING_MODE=live does not start: a file, or `override:NAME` with "
+        "the name of who decides to start without one.")]
     taapi_api_key: Annotated[Secret | None, Variable(
         "TAAPI_API_KEY", "", forms.SECRET, "Key of taapi.io, for supplementary indicators (optional).")]
     anchor_url: Annotated[Secret | None, Variable(

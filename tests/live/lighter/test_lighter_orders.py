@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.fake_exchange import ACCOUNT, CREATE, GROUP, KEY_INDEX, FakeExchange
+from support.fake_exchange import CREATE, GROUP, FakeExchange
+from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.live import MARKETS, Sender
 from support.run_profile import is_nightly
 
@@ -30,7 +31,7 @@ from trader.live.domain.orders import (
     client_index_of,
 )
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
-from trader.live.lighter.account import LighterAccount, open_account
+from trader.live.lighter.account import LighterAccount, open_account, prove_access
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.records import signed_quantity
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, OrderTerms, Signed
@@ -79,6 +80,7 @@ class RecordingSigner(LighterSigner):
 @asynccontextmanager
 async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount, LighterSigner]]:
     venue = FakeExchange()
+    venue.excuse("lag_s", "event_lag_s")
     await venue.start()
     api = LighterApi(venue.url, pause_s=0.001)
     signer = RecordingSigner(venue.url, ACCOUNT, KEY_INDEX, key)
@@ -136,6 +138,17 @@ async def test_the_signer_verifies_the_place_of_every_argument(key: Secret, monk
         monkeypatch.setattr(sdk.SignerClient, "sign_create_order", without_reduce_only)
         with pytest.raises(StartError, match="ReduceOnly"):
             signer.check()
+
+
+async def test_the_key_is_proven_against_the_one_that_the_venue_has() -> None:
+    private, public, _ = sdk.create_api_key()
+    async with trading(Secret(private)) as (venue, _, signer):
+        api = LighterApi(venue.url)
+        with pytest.raises(StartError, match="not the private part of API key 4"):
+            await prove_access(api, signer)
+        venue.ledger.keys[KEY_INDEX] = public
+        await prove_access(api, signer)
+        await api.close()
 
 
 def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +265,11 @@ async def test_an_order_that_the_venue_ends_without_a_fill_is_final(
     assert outcome.state.status == "canceled-margin-not-allowed"
 
 
-async def test_the_same_order_is_executed_once_by_any_number_of_senders(
+async def test_an_order_that_the_venue_has_already_is_found_and_not_executed_again(
     venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
+    venue.reuses_ids = False
     assert await orders.place(order()) == await orders.place(order())
     assert venue.positions() == {BTC: D("0.2500")}
 
@@ -359,6 +373,7 @@ async def test_a_closing_order_that_the_venue_drops_ends_by_its_transaction(
     venue_and_orders: tuple[FakeExchange, Sender],
 ) -> None:
     venue, orders = venue_and_orders
+    venue.drops_reduce_only = False
     closing = order(side=OrderSide.SELL, reduce_only=True, price=D(90000))
     venue.hidden.add(closing.client_index)
     assert isinstance(await orders.place(closing), Unknown)
@@ -488,7 +503,7 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
     }
     await orders.place(order(1))
     await orders.place(order(2, type=VenueOrderType.STOP, **closing))
-    await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000)}))
+    await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000), "price": D(98000)}))
     await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
     protective_orders = {
         order(2).client_index: ProtectiveOrder("BTC", VenueOrderType.STOP, D("93000.5")),
@@ -500,7 +515,7 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
         protective_orders=protective_orders,
         others=frozenset({order(4).client_index}),
         balance=D("10000.25") - D("0.25") * 94000,
-        rounding=D("0.25") * D("0.000001"),
+        rounding=D("0.25") * D("0.1"),
     )
     ledger = LedgerReport(
         positions={"BTC": D("0.25")},

@@ -6,7 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from support.fake_exchange import ACCOUNT, FakeExchange
+from support.fake_exchange import FakeExchange
+from support.fake_ledger import ACCOUNT
 from support.live import MARKETS, PlainSigner, Sender, live_settings
 
 from trader.core.errors import MarketDataError
@@ -22,6 +23,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 @pytest.fixture
 async def venue() -> AsyncIterator[FakeExchange]:
     venue = FakeExchange(lambda: NOON)
+    venue.excuse("lag_s", "event_lag_s")  # the rows are read, not waited for
     await venue.start()
     yield venue
     await venue.stop()

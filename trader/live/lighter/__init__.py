@@ -1,18 +1,24 @@
 """Lighter: public market data, and orders and records of the accounts that trade on it.
 
 Read `api.py` (requests and their units), `source.py` with `stream.py`, `market.py` and `book.py` (prices), then
-`account.py` with `orders.py`, `transactions.py`, `signer.py` and `records.py` (live trading).
+`account.py` with `orders.py`, `transactions.py`, `signer.py` and `records.py` (live trading),
+and `closer.py` with `rehearsal.py`.
 """
 
 from collections.abc import Mapping
 from datetime import timedelta
 
 from trader.live.lighter.account import LighterAccounts
+from trader.live.lighter.api import ADDRESS as ADDRESS
+from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.rehearsal import LighterRehearsal
+from trader.live.lighter.signer import LighterSigner
 from trader.live.lighter.source import VenueSource
-from trader.live.venue import VenueAccounts
+from trader.live.venue import VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
+from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
 
@@ -33,3 +39,8 @@ def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> Mark
 def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts at Lighter. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
     return LighterAccounts(settings)
+
+
+def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+    """Return what works on an account at Lighter without the service. Raise `StartError` without the venue's SDK."""
+    return LighterRehearsal(LighterSigner(url, account_index, key_index, key), url)

@@ -1,9 +1,12 @@
 """The traded accounts at Lighter: one API key and one connection shared by all, and one signer per account."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
+
+import msgspec
 
 from trader.core.errors import StartError
 from trader.live.lighter.api import LighterApi, venue_address
@@ -17,7 +20,33 @@ from trader.settings.settings import Settings
 MakeSigner = Callable[[str, int, int, Secret], Signer]
 """Make a signer from the venue's address, the account's index, the key's index and the key."""
 
+log = logging.getLogger("trader.live")
+
 _PAUSE_S: Final = 0.35
+_ALL_KEYS: Final = 255
+_PROOFS_MAX: Final = 3
+_CLASSIC: Final = 0
+_POWERS: Final = (
+    "An API key can do more than trade: withdraw to the owner's address, and transfer to the owner's other accounts. "
+    "Keep in these accounts only what is traded."
+)
+
+
+class _Key(msgspec.Struct):
+    api_key_index: int
+
+
+class _Mode(msgspec.Struct):
+    account_trading_mode: int = _CLASSIC
+
+
+class _Access(msgspec.Struct):
+    api_keys: list[_Key] = []
+    accounts: list[_Mode] = []
+    code: int = 200
+
+
+_ACCESS: Final = msgspec.json.Decoder(_Access)
 
 
 @dataclass(frozen=True)
@@ -55,14 +84,23 @@ class LighterAccounts:
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
         self._opening = asyncio.Lock()
+        self._proven: set[int] = set()
 
     def prove(self) -> None:
         """Verify that the SDK is installed, accepts the key and signs correctly. Raise `StartError` otherwise."""
         self._signer(self.default_index).check()
+        log.warning("LIVE: %s", _POWERS)
 
     async def account(self, index: int) -> LighterAccount:
-        """Return the account. Raise `MarketDataError` when the venue does not list its markets now."""
+        """Return the account, once its key is proven.
+
+        :raises MarketDataError: the venue does not list its markets now, or does not show the account or its keys
+        :raises StartError: the key is not registered there, or the account has a mode that the service does not trade
+        """
         async with self._opening:
+            if index not in self._proven:
+                await prove_access(self._api, self._signer(index))
+                self._proven.add(index)
             if not self._api.known:
                 await self._api.listings()
             if index not in self._accounts:
@@ -86,3 +124,26 @@ class LighterAccounts:
         if index not in self._signers:
             self._signers[index] = self._make_signer(self.url, index, self._key_index, self._key)
         return self._signers[index]
+
+
+async def prove_access(api: LighterApi, signer: Signer) -> None:
+    """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
+    index, key_index = signer.account_index, signer.key_index
+    parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
+    for _ in range(_PROOFS_MAX):  # the SDK asks the venue itself and does not tell a failed request from another key
+        known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
+        if key_index not in known:
+            raise StartError(
+                f"The venue has no API key with index {key_index} for account {index}; registered are "
+                f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
+            )
+        if await signer.mismatch() is None:
+            break
+    else:
+        raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")
+    accounts = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
+    if any(account.account_trading_mode != _CLASSIC for account in accounts):
+        raise StartError(
+            f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
+            "the classic mode there: the books know no other."
+        )

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 ADDRESS: Final = "https://mainnet.zklighter.elliot.ai"
 """Lighter's address, unless `VENUE_URL` overrides it."""
 
+TESTNET: Final = "https://testnet.zklighter.elliot.ai"
+
 CANDLES_PER_CALL: Final = 500
 FUNDINGS_PER_CALL: Final = 500
 ORDERS_PER_CALL: Final = 250

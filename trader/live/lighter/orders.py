@@ -207,9 +207,10 @@ class LighterOrders:
 
     async def _outcome(self, order: VenueOrder, attempt: str, sent: Transaction) -> SendOutcome | None:
         """Return the outcome of an order that the venue does not show, by its transaction; None while it may yet."""
-        if sent.is_failed or not sent.is_of(attempt, order=order.client_index):
+        is_ours = sent.is_of(attempt, order=order.client_index)
+        if sent.is_failed or not is_ours:
             why = "the venue took the transaction and did not execute it"
-            return Refused(why if sent.is_failed else "the venue never took it: another used its nonce")
+            return Refused(why if is_ours else "the venue never took it: another used its nonce")
         since = timedelta(0) if self._api.answered_at is None else self._api.answered_at - sent.at
         if not sent.is_executed or since < _SHOWN_WITHIN:
             return None

@@ -52,7 +52,6 @@ class _Position(msgspec.Struct):
 class _Account(msgspec.Struct):
     positions: list[_Position]
     collateral: Decimal
-    account_trading_mode: int | None = None
 
 
 class _Accounts(msgspec.Struct):
@@ -140,12 +139,6 @@ class LighterRecords:
                 (abs(quantity) * self._unit(symbol, price) for symbol, (quantity, price) in positions.items()), ZERO
             ),
         )
-
-    async def refusal(self) -> str | None:
-        """Return why the account cannot be traded: this service keeps the books of the classic mode."""
-        if (await self._account()).account_trading_mode:
-            return "is in the unified trading mode, where other assets are collateral; set it to the classic mode"
-        return None
 
     @property
     def answered_at(self) -> datetime | None:

@@ -4,6 +4,7 @@ The SDK calls a native library whose functions have silently changed their argum
 therefore pinned, and before anything is sent, the signer verifies that it signs the arguments it was given.
 """
 
+import asyncio
 import importlib
 import json
 from collections.abc import Sequence
@@ -56,8 +57,10 @@ class Signer(Protocol):
     status_error: type[Exception]
 
     def check(self) -> None: ...
+    async def mismatch(self) -> str | None: ...
     def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed: ...
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed: ...
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed: ...
     def authorization(self) -> str: ...
     async def close(self) -> None: ...
 
@@ -96,6 +99,13 @@ class LighterSigner:
             _compare(group, 28, _named(order, is_child=place > 0), fields["Orders"][place])
         cancel = self.cancel_order(12, 281474976710002, nonce=987654)
         _compare(cancel, 15, {**whose, "MarketIndex": 12, "Index": 281474976710002}, json.loads(cancel.text))
+        every = self.cancel_all(0, 0, nonce=987654)
+        _compare(every, 16, {**whose, "TimeInForce": 0, "Time": 0}, json.loads(every.text))
+
+    async def mismatch(self) -> str | None:
+        """Return why this key is not the one registered under its index; None if it is, or if none is registered."""
+        error: str | None = await asyncio.to_thread(self._client.check_client)
+        return error
 
     def create_orders(self, orders: Sequence[OrderTerms], *, nonce: int) -> Signed:
         """Sign a new order, alone or with the stop and target of its fills. Raise `StartError` when that fails."""
@@ -111,6 +121,10 @@ class LighterSigner:
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
         """Sign the cancellation of an order, identified by the venue's index or ours."""
         return _signed(self._client.sign_cancel_order(market_id, index, nonce=nonce, api_key_index=self.key_index))
+
+    def cancel_all(self, kind: int, at_ms: int, *, nonce: int) -> Signed:
+        """Sign the cancellation of all orders: now (0), at a time (1), or no longer at that time (2)."""
+        return _signed(self._client.sign_cancel_all_orders(kind, at_ms, nonce=nonce, api_key_index=self.key_index))
 
     def authorization(self) -> str:
         """Return a token for private reads, valid for ten minutes."""

@@ -146,7 +146,8 @@ class Transactions:
     async def find(self, attempt: str) -> Transaction | None:
         """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
 
-        If the venue does not know its hash, one that was executed with its nonce: then it can never be.
+        If the venue does not know its hash, another that used its nonce up, executed or refused by the sequencer: then
+        it can never be executed.
         """
         nonce, _, digest = attempt.partition(":")
         try:
@@ -155,7 +156,7 @@ class Transactions:
             if error.code not in _NOT_FOUND:
                 raise
         found = [each for each in await self._latest() if each.nonce == int(nonce)]
-        return next((each for each in found if each.is_executed or each.is_of(attempt)), None)
+        return next((each for each in found if each.is_executed or each.is_failed or each.is_of(attempt)), None)
 
     async def opened_since(self, since: datetime) -> set[int]:
         """Return the client indexes of the latest orders of this key that could open. Raise `MarketDataError`."""

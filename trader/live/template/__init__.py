@@ -21,10 +21,13 @@ from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.venue import Remember, VenueAccounts
+from trader.live.venue import Remember, VenueAccounts, VenueCloser
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
+from trader.settings.forms import Secret
 from trader.settings.settings import Settings
+
+ADDRESS, TESTNET = "https://venue.example", "https://test.venue.example"
 
 
 class TemplateOrders:
@@ -72,10 +75,6 @@ class TemplateRecords:
 
     async def report(self) -> VenueReport:
         """Take positions, orders and balance from the same moment, or read again: a difference stops the account."""
-        raise NotImplementedError
-
-    async def refusal(self) -> str | None:
-        """Read the account's mode where the venue has several."""
         raise NotImplementedError
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
@@ -139,3 +138,8 @@ def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> Mark
 def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts; nothing connects yet."""
     return TemplateAccounts(settings)
+
+
+def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+    """Use nothing that the service uses to decide: this must work when the service is what is broken."""
+    raise NotImplementedError

@@ -1,0 +1,117 @@
+"""Empties one account at Lighter without the service: by the venue's own rows, its listings and its books."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from secrets import randbelow
+from typing import Any, Final
+
+import msgspec
+
+from trader.core.clock import EPOCH
+from trader.core.errors import MarketDataError
+from trader.exchange.domain.orders import OrderSide
+from trader.live.domain.orders import CLIENT_INDEX_MAX
+from trader.live.domain.protective_orders import worst_price
+from trader.live.lighter.account import prove_access
+from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.records import signed_quantity
+from trader.live.lighter.signer import OrderTerms, Signed, Signer
+from trader.live.lighter.transactions import Transactions
+
+log = logging.getLogger("trader.live")
+
+_BAND: Final = Decimal("0.045")
+"""Distance of the worst price from the mark and the best price. The venue refuses more than 5 %."""
+
+_NOW, _LATER, _NEVER = range(3)
+
+
+class _Holding(msgspec.Struct):
+    market_id: int
+    symbol: str
+    sign: int
+    position: Decimal
+    position_value: Decimal
+
+
+class _Holder(msgspec.Struct):
+    positions: list[_Holding]
+    total_order_count: int
+
+
+class _Holders(msgspec.Struct):
+    accounts: list[_Holder]
+    code: int = 200
+
+
+_HOLDERS: Final = msgspec.json.Decoder(_Holders)
+
+
+class LighterCloser:
+    """Empties the signer's account. Each transaction can only reduce or cancel, so that all may be repeated."""
+
+    def __init__(self, signer: Signer, url: str, *, pause_s: float = 1.0) -> None:
+        self.answers: dict[str, str] = {}
+        self.payloads: dict[str, Any] = {}
+        self._api = LighterApi(url, pause_s=pause_s)
+        self._signer = signer
+        self._transactions = Transactions(self._api, signer)
+
+    async def prove(self) -> None:
+        self._signer.check()
+        await prove_access(self._api, self._signer)
+
+    async def look(self, *, acts: bool = True) -> str | None:
+        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
+        try:
+            (holder,) = (await self._api.get("/api/v1/account", parameters, _HOLDERS)).accounts
+            held = [each for each in holder.positions if signed_quantity(each.sign, each.position)]
+        except (MarketDataError, ValueError) as error:
+            return f"unknown: {error}"
+        if not held and not holder.total_order_count:
+            return None
+        if acts:
+            await self._sent("canceling all", lambda nonce: self._signer.cancel_all(_NOW, 0, nonce=nonce))
+            for each in held:
+                await self._reduce(each)
+        shown = [f"{each.sign * each.position} {each.symbol}" for each in held]
+        return ", ".join([*shown, f"{holder.total_order_count} orders"])
+
+    async def cancel_all_at(self, at: datetime | None) -> bool:
+        kind, at_ms = (_NEVER, 0) if at is None else (_LATER, int((at - EPOCH).total_seconds() * 1000))
+        return await self._sent("scheduling", lambda nonce: self._signer.cancel_all(kind, at_ms, nonce=nonce))
+
+    async def close(self) -> None:
+        await self._signer.close()
+        await self._api.close()
+
+    async def _reduce(self, held: _Holding) -> None:
+        try:
+            listed = {listing.market_id: listing for listing in (await self._api.listings()).values()}
+            order = await self._closing_order(held, listed[held.market_id])
+        except (MarketDataError, KeyError) as error:
+            log.warning("%s: its rules or its book cannot be read: %s", held.symbol, error)
+            return
+        await self._sent(held.symbol, lambda nonce: self._signer.create_orders([order], nonce=nonce))
+
+    async def _closing_order(self, held: _Holding, listing: Listing) -> OrderTerms:
+        market, book = listing.market, await self._api.book(held.market_id)
+        side, levels, nearest = (OrderSide.SELL, book.bids, max) if held.sign > 0 else (OrderSide.BUY, book.asks, min)
+        best = nearest([held.position_value / held.position, *(level.price for level in levels or ())])
+        return OrderTerms(
+            market_id=held.market_id, client_index=1 + randbelow(CLIENT_INDEX_MAX),
+            lots=int(held.position / market.lot), is_ask=held.sign > 0, type="market", reduce_only=True,
+            price_ticks=int(worst_price(side, best, _BAND, market) / market.tick), trigger_ticks=0,
+        )  # fmt: skip
+
+    async def _sent(self, what: str, sign: Callable[[int], Signed]) -> bool:
+        try:
+            answer = await self._transactions.send(sign(await self._transactions.next_nonce()))
+        except MarketDataError as error:
+            log.warning("%s failed and will be tried again: %s", what, error)
+            return False
+        if not answer.is_taken:
+            log.warning("%s failed and will be tried again: %s", what, answer.reason)
+        return answer.is_taken is True
