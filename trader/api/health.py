@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
 from trader.api.routes import Documented, Route, json_answer
+from trader.api.rpc import DISPATCHER
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
     AlarmFiring,
@@ -174,6 +176,7 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
         *_database_problems(app, database),
         *_market_problems(app),
         *_scheduler_problems(app),
+        *_failing_requests(app),
         *(
             Alarm(AlarmCause("reconciliation", account), f"books and venue disagree on {account}: {why}")
             for account, why in app[CONTEXT].exchange.troubles.items()
@@ -195,12 +198,23 @@ def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterat
 def _database_alarm(app: web.Application, text: str, since: datetime | None) -> Alarm:
     """Return the alarm about the database, with the failures that it has caused."""
     impact = []
+    since = min(filter(None, (since, app[ALARMS].began(AlarmCause("database")))), default=None)
     if since is not None and (refused := app[ACCOUNTS].service_level.refused_since(since)):
         impact.append(f"{refused} orders were refused")
     for name, status in app[SCHEDULERS].status().items():
         if status.failures_in_a_row:
             impact.append(f"{name} failed {status.failures_in_a_row} times")
     return Alarm(AlarmCause("database"), text, since=since, impact=", ".join(impact))
+
+
+def _failing_requests(app: web.Application) -> Iterator[Alarm]:
+    """Yield what callers get errors for, whatever the reason; only a leader answers orders and decides."""
+    sources = [app[DISPATCHER].outcomes]
+    if app[ROLE].role == "leader":
+        sources += [app[ACCOUNTS].service_level.outcomes, app[CONTEXT].agents.outcomes]
+    for failing in chain.from_iterable(source.failing() for source in sources):
+        impact = f"{failing.failures} failed"
+        yield Alarm(AlarmCause("requests"), failing.text, since=failing.since, impact=impact)
 
 
 def _recent_failure(app: web.Application, looked_s: float) -> Iterator[Alarm]:

@@ -1,15 +1,17 @@
-"""How the orders and postings of the last minutes fared, in real time, for the reports of health and alarms."""
+"""How requests, orders and postings of the last minutes fared, in real time, for the reports of health and alarms."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from trader.core.clock import SystemClock
-from trader.core.errors import Unavailable
+from trader.core.errors import DatabaseUnavailable, MarketUnavailable, RequestError, Unavailable
+from trader.core.schedulers import describe_error
 
 WINDOW_S: Final = 60.0
 """The span over which slowness is judged: a single slow posting does not count."""
@@ -20,7 +22,73 @@ SLOW_S: Final = 2.0
 
 KEPT_MAX: Final = 10_000
 
+OUTCOMES_KEPT: Final = 10
+FAILURES_LEAST: Final = 3
+"""Requests of a kind are failing when so many of the last `OUTCOMES_KEPT` within `WINDOW_S` failed, and until as many
+in a row have succeeded.
+"""
+
 _REAL_TIME: Final = SystemClock()
+
+
+class FailingRequests(NamedTuple):
+    """A kind of requests that fail: since when, how many have failed, and in which words."""
+
+    since: datetime
+    failures: int
+    text: str
+
+
+@dataclass
+class _Kind:
+    ended: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES_KEPT))
+    since: datetime | None = None
+    failures: int = 0
+    error: str = ""
+
+
+class Outcomes:
+    """How the last requests of each kind ended, whatever the reason. `timer` is a monotonic clock in seconds."""
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self._timer = timer
+        self._kinds: dict[str, _Kind] = {}
+
+    @contextmanager
+    def watch(self, kind: str, *, bugs_only: bool = False) -> Iterator[None]:
+        """Record how a request of this kind ends. One that is refused as it should be counts neither way.
+
+        With `bugs_only`, a request that may be tried again, such as an order at a standby, counts neither way as well.
+        """
+        try:
+            yield
+        except (MarketUnavailable, DatabaseUnavailable):  # conditions of health by themselves
+            raise
+        except Exception as error:
+            if not isinstance(error, RequestError) or (isinstance(error, Unavailable) and not bugs_only):
+                self._add(kind, error)
+            raise
+        self._add(kind, None)
+
+    def _add(self, name: str, error: Exception | None) -> None:
+        kind = self._kinds.setdefault(name, _Kind())
+        kind.ended.append((self._timer(), error is None))
+        if error is not None:
+            kind.since = kind.since or _REAL_TIME.now()
+            kind.failures += 1
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            kind.error = describe_error(cause)
+        elif kind.failures and all(is_good for _, is_good in list(kind.ended)[-FAILURES_LEAST:]):
+            self._kinds[name] = _Kind()
+
+    def failing(self) -> Iterator[FailingRequests]:
+        """Yield the kinds of requests that are failing now."""
+        now_s = self._timer()
+        for name, kind in self._kinds.items():
+            recent = [is_good for ended_s, is_good in kind.ended if now_s - ended_s <= WINDOW_S]
+            if kind.since is not None and (failed := recent.count(False)) >= FAILURES_LEAST:
+                text = f"{failed} of the last {len(recent)} {name} failed: {kind.error}"
+                yield FailingRequests(kind.since, kind.failures, text)
 
 
 class ServiceLevel:
@@ -28,6 +96,7 @@ class ServiceLevel:
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
+        self.outcomes = Outcomes(timer)
         self._refused: deque[datetime] = deque(maxlen=KEPT_MAX)
         self._postings: deque[tuple[float, float]] = deque(maxlen=KEPT_MAX)
 
@@ -36,7 +105,8 @@ class ServiceLevel:
         """Record the start of an order that ends without an answer."""
         began = _REAL_TIME.now()
         try:
-            yield
+            with self.outcomes.watch("orders"):
+                yield
         except Unavailable:
             self._refused.append(began)
             raise

@@ -190,6 +190,11 @@ class Alarms:
         """Return the conditions that were reported and are not resolved, oldest first."""
         return self._state.firing()
 
+    def began(self, cause: AlarmCause) -> datetime | None:
+        """Return when the condition with this cause began, if it holds or may begin again soon."""
+        condition = self._state.conditions.get(cause)
+        return None if condition is None else condition.since
+
     def present(self) -> list[Condition]:
         """Return the present alarms, oldest first (`AlarmState.present`)."""
         self._look()

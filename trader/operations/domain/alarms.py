@@ -33,6 +33,7 @@ NoticeKind = Literal[
     "scheduler",
     "market",
     "database",
+    "requests",
     "disk",
     "clock",
     "books",
@@ -72,7 +73,7 @@ MEMORY_S: Final = 60.0
 """A condition of health is reported once it has held for `HOLD_S` in all, or has begun `STARTS_MAX` times, without
 being away for `MEMORY_S`. So a single failed statement does not raise an alarm, but a recurring condition does."""
 
-_OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "market", "scheduler", "reconciliation"})
+_OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "requests", "market", "scheduler", "reconciliation"})
 
 _EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover"})
 """Events that are never held back for an hour, because each says which process trades now."""
@@ -264,7 +265,7 @@ def _note_present(state: AlarmState, present: Iterable[Alarm], at: datetime, now
             was_away = state.conditions[cause].is_away
             conditions[cause] = msgspec.structs.replace(
                 condition,
-                alarm=alarm,
+                alarm=alarm._replace(impact=alarm.impact or condition.alarm.impact),
                 since=min(condition.since, alarm.since or condition.since),
                 seen_at=at,
                 seen_s=now_s,
