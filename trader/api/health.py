@@ -165,9 +165,10 @@ def routes() -> list[web.RouteDef]:
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
+    maintenance = tasks.keep(partial(app[ALARMS].maintenance.watch, app[DATABASE]), "maintenance")
     watching = tasks.keep(partial(_watch, app), "health")
     yield
-    await tasks.end(watching)
+    await tasks.end(watching, maintenance)
 
 
 def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:

@@ -37,6 +37,7 @@ NoticeKind = Literal[
     "disk",
     "clock",
     "books",
+    "maintenance",
     "access",
     "test",
 ]
@@ -78,8 +79,8 @@ _OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "requests", "m
 _EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover"})
 """Events that are never held back for an hour, because each says which process trades now."""
 
-_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price"})
-"""Conditions that a decision begins and ends: they do not flap, and are not repeated while they last."""
+_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price", "maintenance"})
+"""Conditions that a decision or a run begins and ends: they do not flap, and are not repeated while they last."""
 
 
 class AlarmCause(NamedTuple):
