@@ -128,7 +128,7 @@ class ServiceParts:
 
     def __init__(self) -> None:
         self.clock = ManualClock(START)
-        self.database = FakeDatabase()
+        self.database: Any = FakeDatabase()
         self.market = FakeMarket()
         self.agents = FakeAgents()
         self.error: Exception | None = None

@@ -41,9 +41,10 @@ from trader.api.streams import BROADCASTERS
 from trader.core import tasks
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
-from trader.database.pool import NOT_ANSWERING, Database
+from trader.database.pool import LOCKED, NOT_ANSWERING, Database
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.sql.status import select_lock_holders
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class DatabaseProbe:
         self._asking = asyncio.Lock()
         self._answer = DatabaseHealth(ok=False, latency_ms=None)
         self._good_until_s = 0.0
+        self.lock_holders = ""
 
     async def ask(self) -> DatabaseHealth:
         async with self._asking:
@@ -118,10 +120,18 @@ class DatabaseProbe:
 
     async def _latency(self) -> DatabaseHealth:
         try:
+            is_locked = self._database.trouble == LOCKED  # the ping may clear it
             async with asyncio.timeout(PING_S):
-                return DatabaseHealth(ok=True, latency_ms=round(await self._database.ping(), 3))
+                latency_ms = round(await self._database.ping(), 3)
+                self.lock_holders = await self._read_lock_holders() if is_locked else ""
+                return DatabaseHealth(ok=True, latency_ms=latency_ms)
         except (Unavailable, OSError, TimeoutError):  # the pool logs the cause
             return DatabaseHealth(ok=False, latency_ms=None)
+
+    async def _read_lock_holders(self) -> str:
+        """Return which sessions hold tables, without their statements: anybody may read `/health`."""
+        async with self._database.connection() as conn:
+            return "".join(f" {each._replace(query=None)}." for each in await select_lock_holders(conn))
 
 
 PROBE: Final = web.AppKey("probe", DatabaseProbe)
@@ -188,7 +198,8 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
 def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
     trouble, since = app[DATABASE].trouble, app[DATABASE].failing_since
     if trouble is not None or not database.ok:
-        yield _database_alarm(app, str(DatabaseUnavailable(trouble or NOT_ANSWERING)), since)
+        text = str(DatabaseUnavailable(trouble or NOT_ANSWERING)) + app[PROBE].lock_holders
+        yield _database_alarm(app, text, since)
     elif (slow_s := app[ACCOUNTS].service_level.slow_s()) is not None:
         yield Alarm(AlarmCause("database"), f"The database is slow: postings typically take {slow_s:.1f} s.")
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > SILENT_S:
