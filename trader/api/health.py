@@ -225,8 +225,7 @@ def _failing_requests(app: web.Application) -> Iterator[Alarm]:
     if app[ROLE].role == "leader":
         sources += [app[ACCOUNTS].service_level.outcomes, app[CONTEXT].agents.outcomes]
     for failing in chain.from_iterable(source.failing() for source in sources):
-        impact = f"{failing.failures} failed"
-        yield Alarm(AlarmCause("requests"), failing.text, since=failing.since, impact=impact)
+        yield Alarm(AlarmCause("requests"), failing.text, since=failing.since, impact=f"{failing.failures} failed")
 
 
 def _recent_failure(app: web.Application, looked_s: float) -> Iterator[Alarm]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, MarketUnavailable, RequestError, Unavailable
@@ -31,20 +31,17 @@ in a row have succeeded.
 _REAL_TIME: Final = SystemClock()
 
 
-class FailingRequests(NamedTuple):
-    """A kind of requests that fail: since when, how many have failed, and in which words."""
-
-    since: datetime
-    failures: int
-    text: str
-
-
 @dataclass
-class _Kind:
+class FailingRequests:
+    """A kind of requests: how the last ones ended and, since it fails, from when on, how often, and the last error."""
+
     ended: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES_KEPT))
     since: datetime | None = None
     failures: int = 0
-    error: str = ""
+    text: str = ""
+
+    def failed(self, now_s: float) -> int:
+        return sum(not is_good and now_s - ended_s <= WINDOW_S for ended_s, is_good in self.ended)
 
 
 class Outcomes:
@@ -52,7 +49,7 @@ class Outcomes:
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, FailingRequests] = {}
 
     @contextmanager
     def watch(self, kind: str, *, bugs_only: bool = False) -> Iterator[None]:
@@ -71,24 +68,23 @@ class Outcomes:
         self._add(kind, None)
 
     def _add(self, name: str, error: Exception | None) -> None:
-        kind = self._kinds.setdefault(name, _Kind())
-        kind.ended.append((self._timer(), error is None))
+        kind = self._kinds.setdefault(name, FailingRequests())
+        now_s = self._timer()
+        kind.ended.append((now_s, error is None))
         if error is not None:
-            kind.since = kind.since or _REAL_TIME.now()
+            if (failed := kind.failed(now_s)) == 1:  # the first one, or the first since long ago
+                kind.since, kind.failures = _REAL_TIME.now(), 0
             kind.failures += 1
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            kind.error = describe_error(cause)
+            kind.text = (
+                f"{failed} of the last {len(kind.ended)} {name} failed: {describe_error(error.__cause__ or error)}"
+            )
         elif kind.failures and all(is_good for _, is_good in list(kind.ended)[-FAILURES_LEAST:]):
-            self._kinds[name] = _Kind()
+            self._kinds.pop(name)
 
     def failing(self) -> Iterator[FailingRequests]:
-        """Yield the kinds of requests that are failing now."""
+        """Return the kinds of requests that are failing now."""
         now_s = self._timer()
-        for name, kind in self._kinds.items():
-            recent = [is_good for ended_s, is_good in kind.ended if now_s - ended_s <= WINDOW_S]
-            if kind.since is not None and (failed := recent.count(False)) >= FAILURES_LEAST:
-                text = f"{failed} of the last {len(recent)} {name} failed: {kind.error}"
-                yield FailingRequests(kind.since, kind.failures, text)
+        return (kind for kind in self._kinds.values() if kind.failed(now_s) >= FAILURES_LEAST)
 
 
 class ServiceLevel:
