@@ -41,7 +41,7 @@ class FailingRequests:
     text: str = ""
 
     def failed(self, now_s: float) -> int:
-        return sum(not is_good and now_s - ended_s <= WINDOW_S for ended_s, is_good in self.ended)
+        return sum(not is_good and now_s - at_s <= WINDOW_S for at_s, is_good in self.ended)
 
 
 class Outcomes:
