@@ -18,9 +18,10 @@ from trader.agents.domain.shares import Budget
 from trader.api import health
 from trader.api.schemas.common import ENCODER
 from trader.api.subscriber import Subscriber
-from trader.core.errors import DatabaseUnavailable, Unavailable
-from trader.database.pool import StatementFailure
-from trader.exchange.service_level import ServiceLevel
+from trader.core.errors import DatabaseUnavailable, InternalError, NotFound, Unavailable
+from trader.database import pool
+from trader.database.pool import Database, StatementFailure, connect_alone
+from trader.exchange.service_level import FAILURES_LEAST, ServiceLevel
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import STARTS_MAX, Alarm, AlarmCause
 
@@ -324,3 +325,42 @@ async def test_a_database_failure_between_two_checks_raises_an_alarm_with_its_im
     assert condition.alarm.text == "The database cannot be used now: locked."
     assert condition.alarm.impact == "3 orders were refused"
     assert condition.since == began
+
+
+async def test_requests_that_fail_for_an_unknown_reason_are_unhealthy_until_they_succeed() -> None:
+    service_parts = ServiceParts()
+    orders = service_parts.service_level
+    async with serving(service_parts) as client:
+        for number in range(1, FAILURES_LEAST + 1):
+            assert (await get(client, "/health"))[0] == 200
+            with suppress(InternalError), orders.order():
+                raise InternalError("see the log") from ValueError(f"disk sector {number}")
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["3 of the last 3 orders failed: ValueError: disk sector 3"])
+        for refusal in (NotFound("unknown"), DatabaseUnavailable("locked")):  # said elsewhere, and no success either
+            with suppress(NotFound, Unavailable), orders.order():
+                raise refusal
+        assert (await get(client, "/health"))[0] == 503
+        for _ in range(FAILURES_LEAST):
+            with orders.order():
+                pass
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_locked_database_names_the_table_and_the_session_that_holds_it(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PROBE_LOCK_S", 0.05)
+    monkeypatch.setattr(health, "PROBE_CACHE_S", 0)
+    service_parts = ServiceParts()
+    service_parts.database = database
+    other = await connect_alone(dsn, application_name="psql")
+    async with serving(service_parts) as client, other.transaction():
+        await other.execute("LOCK TABLE fills")
+        with pytest.raises(DatabaseUnavailable, match="locked"):
+            await database.probe_locks(["orders", "fills"])
+        status, report = await get(client, "/health")
+    assert status == 503
+    holder = f"Table fills is locked by pid {other.get_server_pid()} (psql)."
+    assert report["reasons"] == [f"The database cannot be used now: locked. {holder}"]
+    await other.close()

@@ -22,13 +22,12 @@ from support.waiting import until
 from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
 from trader.agents.sql.models import upsert_model
 from trader.api.health import present_alarms
-from trader.api.metrics import Maintenance
 from trader.api.schemas.common import ENCODER
 from trader.core.variant_id import VariantId
 from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
 from trader.database.relay import LeaderView, upsert_relay
-from trader.operations.alarms import Alarms
+from trader.operations.alarms import Alarms, Maintenance
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.sql.history import select_maintenance, upsert_maintenance
 from trader.portfolio.tables import load

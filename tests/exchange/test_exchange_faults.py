@@ -313,3 +313,21 @@ async def test_a_bug_in_a_listener_changes_no_answer_and_reaches_no_other_listen
     failures = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(failures) == len(seen)
     assert all(record.exc_info is not None for record in failures)
+
+
+async def test_orders_that_a_trigger_of_the_database_refuses_are_failing_in_its_words(venue: Venue) -> None:
+    level = venue.accounts.service_level.outcomes
+    async with venue.database.connection() as conn:
+        await conn.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no fills'; END $$"
+        )
+        await conn.execute("CREATE TRIGGER refuse BEFORE INSERT ON fills FOR EACH ROW EXECUTE FUNCTION refuse()")
+    for _ in range(3):
+        with pytest.raises(InternalError):
+            await venue.buy("0.1")
+    assert [each.text for each in level.failing()] == ["3 of the last 3 orders failed: RaiseError: no fills"]
+    async with venue.database.connection() as conn:
+        await conn.execute("DROP TRIGGER refuse ON fills")
+    for _ in range(3):
+        await venue.buy("0.1")
+    assert list(level.failing()) == []

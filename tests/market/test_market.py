@@ -12,7 +12,7 @@ from support.settable_clock import SettableClock
 from support.waiting import turns
 
 from trader.core.clock import Clock, ScaledClock
-from trader.core.errors import MarketDataError, MarketUnavailable, Unavailable
+from trader.core.errors import DatabaseUnavailable, MarketDataError, MarketUnavailable, Unavailable
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
 from trader.market.feed import MarketFeed, OnTick
 from trader.market.sources.synthetic import SyntheticSource
@@ -230,6 +230,26 @@ async def test_the_wait_is_limited_in_real_time() -> None:
         with pytest.raises(MarketUnavailable, match="No price of BTC came in time"):
             await feed.market.quote_after("BTC", clock.now() + 20 * SECOND)
         assert 0.04 <= loop.time() - begin < 2
+
+
+async def test_an_order_behind_prices_that_the_accounts_cannot_process_gets_no_final_answer() -> None:
+    processing, clock = asyncio.Event(), ScaledClock(START, 1000)
+
+    async def on_tick(_: Tick) -> None:
+        await processing.wait()
+        raise DatabaseUnavailable("locked")
+
+    async with feeding(clock, on_tick=on_tick, patience=timedelta(milliseconds=30)) as feed:
+        await feed.give(tick(1))
+        with pytest.raises(Unavailable, match="The accounts have not processed the latest prices yet"):
+            await feed.market.quote_after("BTC", after(1))
+    manual = ManualClock(START)
+    async with feeding(manual, on_tick=on_tick) as feed:
+        late = asyncio.create_task(feed.market.quote_after("BTC", START))
+        await feed.give(tick(20, "ETH"))
+        processing.set()
+        with pytest.raises(DatabaseUnavailable, match="locked"):
+            await late
 
 
 async def test_a_market_without_rules_is_refused() -> None:

@@ -13,9 +13,10 @@ from uuid import uuid4
 import orjson
 import pytest
 from support.sinks import NTFY, SLACK, TELEGRAM, Sinks, sinks
-from support.waiting import until
+from support.waiting import becomes, until
 
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
+from trader.database.pool import Database
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.halts import Halt, HaltCause
 from trader.exchange.domain.orders import Cause, Side
@@ -24,6 +25,7 @@ from trader.operations import alarms as service
 from trader.operations.alarms import (
     CLOCK_STEADY_S,
     GIVE_UP_S,
+    MISSING_S,
     QUEUE_MAX,
     Alarms,
     ClockWatch,
@@ -31,6 +33,7 @@ from trader.operations.alarms import (
 )
 from trader.operations.domain.alarms import EVERY_S, EXPLAIN_WAIT_S, HOLD_S, SETTLE_S, Alarm, AlarmCause, Notice
 from trader.operations.notifications import Heartbeat, make_sinks
+from trader.operations.sql.history import upsert_maintenance
 from trader.settings.forms import Secret
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -389,3 +392,22 @@ async def test_an_unavailable_heartbeat_service_is_logged_once(path: str, caplog
     (said,) = [record.getMessage() for record in caplog.records if record.name == "trader.operations"]
     assert said.startswith("pings of HEARTBEAT_URL: ")
     assert TOKEN not in caplog.text
+
+
+async def test_problems_that_maintenance_found_and_a_missing_result_are_alarms(database: Database) -> None:
+    now_s = 0.0
+    alarms = Alarms([], timer=lambda: now_s)
+    async with database.connection() as conn:
+        await upsert_maintenance(conn, "audit", 2)
+        await upsert_maintenance(conn, "backup", 0)
+    watching = asyncio.create_task(alarms.maintenance.watch(database))
+    await becomes(
+        lambda: [each.alarm.text for each in alarms.present()],
+        ["the last audit found 2 problems; its output is in the log of the timer"],
+    )
+    now_s = MISSING_S + 1
+    assert [each.alarm.cause for each in alarms.present()] == [
+        ("maintenance", "audit"),
+        ("maintenance", "backup"),
+    ]
+    watching.cancel()

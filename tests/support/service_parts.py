@@ -19,7 +19,7 @@ from trader.core.errors import DatabaseUnavailable
 from trader.core.schedulers import Job, Schedulers
 from trader.database.pool import Connection, PoolUse, StatementFailure
 from trader.exchange.accounts import Tally
-from trader.exchange.service_level import ServiceLevel
+from trader.exchange.service_level import Outcomes, ServiceLevel
 from trader.operations.alarms import Alarms
 from trader.settings.settings import Settings
 
@@ -78,6 +78,7 @@ class FakeAgents:
         self.rests: dict[str, str] = {}
         self.skipped = {"running": 3, "waiting": 4}
         self.budgets = self
+        self.outcomes = Outcomes()
 
     def running(self) -> Mapping[str, datetime]:
         return self.started
@@ -127,7 +128,7 @@ class ServiceParts:
 
     def __init__(self) -> None:
         self.clock = ManualClock(START)
-        self.database = FakeDatabase()
+        self.database: Any = FakeDatabase()
         self.market = FakeMarket()
         self.agents = FakeAgents()
         self.error: Exception | None = None

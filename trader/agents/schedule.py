@@ -46,6 +46,7 @@ from trader.core.events import WorkflowProgress
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import patiently
+from trader.exchange.service_level import Outcomes
 from trader.market.domain.markets import STALE_AFTER
 
 CLOSE_S: Final = 2.0
@@ -91,6 +92,7 @@ class InvocationScheduler:
         self._with_cut_prompts: set[str] = set()
         self._failures = ConsecutiveFailures()
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
+        self.outcomes = Outcomes()
         self._slots = Slots(settings.max_parallel_models)
         self._dropped: list[Model] = []
         self._unsaved: deque[InvocationRecorder] = deque(maxlen=UNSAVED_MAX)
@@ -274,7 +276,7 @@ class InvocationScheduler:
             environment = ServiceEnvironment(record, *services, limits_of(model, limits.attempt_s), restriction)
             workflow = Workflow(record, self._providers, environment, self._events, limits)
             try:
-                with patiently():
+                with patiently(), self.outcomes.watch("decisions"):
                     await workflow.execute()
             except Unavailable as error:
                 _log.warning("%s: not invoked, since it could not be recorded: %s", model.id, error)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
 from trader.api.routes import Documented, Route, json_answer
+from trader.api.rpc import DISPATCHER
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
     AlarmFiring,
@@ -39,9 +41,10 @@ from trader.api.streams import BROADCASTERS
 from trader.core import tasks
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
-from trader.database.pool import NOT_ANSWERING, Database
+from trader.database.pool import LOCKED, NOT_ANSWERING, Database
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.sql.status import select_lock_holders
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,7 @@ class DatabaseProbe:
         self._asking = asyncio.Lock()
         self._answer = DatabaseHealth(ok=False, latency_ms=None)
         self._good_until_s = 0.0
+        self.lock_holders = ""
 
     async def ask(self) -> DatabaseHealth:
         async with self._asking:
@@ -116,10 +120,18 @@ class DatabaseProbe:
 
     async def _latency(self) -> DatabaseHealth:
         try:
+            is_locked = self._database.trouble == LOCKED  # the ping may clear it
             async with asyncio.timeout(PING_S):
-                return DatabaseHealth(ok=True, latency_ms=round(await self._database.ping(), 3))
+                latency_ms = round(await self._database.ping(), 3)
+                self.lock_holders = await self._read_lock_holders() if is_locked else ""
+                return DatabaseHealth(ok=True, latency_ms=latency_ms)
         except (Unavailable, OSError, TimeoutError):  # the pool logs the cause
             return DatabaseHealth(ok=False, latency_ms=None)
+
+    async def _read_lock_holders(self) -> str:
+        """Return which sessions hold tables, without their statements: anybody may read `/health`."""
+        async with self._database.connection() as conn:
+            return "".join(f" {each._replace(query=None)}." for each in await select_lock_holders(conn))
 
 
 PROBE: Final = web.AppKey("probe", DatabaseProbe)
@@ -163,9 +175,10 @@ def routes() -> list[web.RouteDef]:
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
+    maintenance = tasks.keep(partial(app[ALARMS].maintenance.watch, app[DATABASE]), "maintenance")
     watching = tasks.keep(partial(_watch, app), "health")
     yield
-    await tasks.end(watching)
+    await tasks.end(watching, maintenance)
 
 
 def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:
@@ -174,6 +187,7 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
         *_database_problems(app, database),
         *_market_problems(app),
         *_scheduler_problems(app),
+        *_failing_requests(app),
         *(
             Alarm(AlarmCause("reconciliation", account), f"books and venue disagree on {account}: {why}")
             for account, why in app[CONTEXT].exchange.troubles.items()
@@ -184,7 +198,8 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
 def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
     trouble, since = app[DATABASE].trouble, app[DATABASE].failing_since
     if trouble is not None or not database.ok:
-        yield _database_alarm(app, str(DatabaseUnavailable(trouble or NOT_ANSWERING)), since)
+        text = str(DatabaseUnavailable(trouble or NOT_ANSWERING)) + app[PROBE].lock_holders
+        yield _database_alarm(app, text, since)
     elif (slow_s := app[ACCOUNTS].service_level.slow_s()) is not None:
         yield Alarm(AlarmCause("database"), f"The database is slow: postings typically take {slow_s:.1f} s.")
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > SILENT_S:
@@ -195,12 +210,22 @@ def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterat
 def _database_alarm(app: web.Application, text: str, since: datetime | None) -> Alarm:
     """Return the alarm about the database, with the failures that it has caused."""
     impact = []
+    since = min(filter(None, (since, app[ALARMS].began(AlarmCause("database")))), default=None)
     if since is not None and (refused := app[ACCOUNTS].service_level.refused_since(since)):
         impact.append(f"{refused} orders were refused")
     for name, status in app[SCHEDULERS].status().items():
         if status.failures_in_a_row:
             impact.append(f"{name} failed {status.failures_in_a_row} times")
     return Alarm(AlarmCause("database"), text, since=since, impact=", ".join(impact))
+
+
+def _failing_requests(app: web.Application) -> Iterator[Alarm]:
+    """Yield what callers get errors for, whatever the reason; only a leader answers orders and decides."""
+    sources = [app[DISPATCHER].outcomes]
+    if app[ROLE].role == "leader":
+        sources += [app[ACCOUNTS].service_level.outcomes, app[CONTEXT].agents.outcomes]
+    for failing in chain.from_iterable(source.failing() for source in sources):
+        yield Alarm(AlarmCause("requests"), failing.text, since=failing.since, impact=f"{failing.failures} failed")
 
 
 def _recent_failure(app: web.Application, looked_s: float) -> Iterator[Alarm]:

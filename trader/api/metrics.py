@@ -6,10 +6,7 @@ the service; callers cannot add any.
 
 import asyncio
 import shutil
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final, cast
 
@@ -31,12 +28,10 @@ from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
 from trader.api.streams import BROADCASTERS
 from trader.core import tasks
-from trader.core.errors import Unavailable
 from trader.core.schedulers import JobStatus
 from trader.database.pool import Database
 from trader.exchange.accounts import Tally
-from trader.operations.alarms import Alarms
-from trader.operations.sql.history import MaintenanceRun, select_maintenance
+from trader.operations.alarms import Alarms, Maintenance
 
 METRICS: Final = Route(
     "/metrics",
@@ -47,7 +42,6 @@ METRICS: Final = Route(
     },
 )
 
-MAINTENANCE_EVERY_S: Final = 60.0
 LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -70,36 +64,18 @@ class LoopLag:
             self.counts[sum(late_s > bound for bound in LAG_BUCKETS_S)] += 1
 
 
-class Maintenance:
-    """The last recorded backup, audit and verification, read from the database once a minute."""
-
-    def __init__(self) -> None:
-        self.runs: Sequence[MaintenanceRun] = ()
-        self._read_s = 0.0
-
-    async def watch(self, database: Database) -> None:
-        """Read until canceled."""
-        while True:
-            with suppress(Unavailable):  # the last figures grow older until the database answers
-                async with database.connection() as conn:
-                    self.runs = await select_maintenance(conn)
-                self._read_s = time.monotonic()
-            await asyncio.sleep(MAINTENANCE_EVERY_S)
-
-    def figures(self) -> Iterator[Metric]:
-        """Yield the age of the last success, and the problems of the last run, by task."""
-        since_s = time.monotonic() - self._read_s
-        ages = {str(run.task): run.success_age_s + since_s for run in self.runs if run.success_age_s is not None}
-        yield _gauges("trader_maintenance_success_age_seconds", "Time since the last clean run.", "task", ages)
-        problems = {str(run.task): run.problems for run in self.runs}
-        yield _gauges("trader_maintenance_problems", "Problems that the last run found.", "task", problems)
+def _maintenance_of(maintenance: Maintenance) -> Iterator[Metric]:
+    """Yield the age of the last success, and the problems of the last run, by task."""
+    ages = {str(run.task): age_s for run in maintenance.runs if (age_s := maintenance.success_age_s(run)) is not None}
+    yield _gauges("trader_maintenance_success_age_seconds", "Time since the last clean run.", "task", ages)
+    problems = {str(run.task): run.problems for run in maintenance.runs}
+    yield _gauges("trader_maintenance_problems", "Problems that the last run found.", "task", problems)
 
 
 class _Figures(Collector):
-    def __init__(self, app: web.Application, lag: LoopLag, maintenance: Maintenance) -> None:
+    def __init__(self, app: web.Application, lag: LoopLag) -> None:
         self._app = app
         self._lag = lag
-        self._maintenance = maintenance
 
     def collect(self) -> Iterator[Metric]:
         app, context = self._app, self._app[CONTEXT]
@@ -121,7 +97,7 @@ class _Figures(Collector):
         yield from _budgets_of(context.agents.budgets.states(context.models.by_id))
         yield from _answers_of(app[DISPATCHER])
         yield from _models_of(context.agents)
-        yield from self._maintenance.figures()
+        yield from _maintenance_of(app[ALARMS].maintenance)
 
 
 def _database_of(database: Database) -> Iterator[Metric]:
@@ -287,12 +263,8 @@ async def measure(app: web.Application) -> AsyncIterator[None]:
     """Measure the lag of the event loop while the application runs, and register the figures of its parts."""
     lag = LoopLag()
     app[FIGURES] = registry = CollectorRegistry()
-    maintenance = Maintenance()
-    registry.register(_Figures(app, lag, maintenance))
+    registry.register(_Figures(app, lag))
     ProcessCollector(registry=registry)
-    watching = [
-        tasks.keep(lag.watch, "loop lag"),
-        tasks.keep(partial(maintenance.watch, app[DATABASE]), "maintenance"),
-    ]
+    watching = tasks.keep(lag.watch, "loop lag")
     yield
-    await tasks.end(*watching)
+    await tasks.end(watching)

@@ -53,6 +53,7 @@ from trader.core.errors import (
     ViewUnknown,
 )
 from trader.core.inputs import decode_input
+from trader.exchange.service_level import Outcomes
 from trader.operations.access import Access, Caller, require_agent, require_operator, require_reader
 from trader.operations.domain.credentials import Credential, Scope
 from trader.settings.settings import Settings
@@ -158,6 +159,7 @@ class Dispatcher:
         self._parsing = Turns()
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
+        self.outcomes = Outcomes()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the procedures, and a route for batches, which are accepted on every path."""
@@ -245,7 +247,8 @@ class Dispatcher:
                 raise InvalidInput(issue)
             keys = self._check_allowed(declared, caller)
             request = await self._parsed(caller, body, decode_input, declared.input_decoder, declared.input_type, text)
-            output = await self._output(declared, request, keys)
+            with self.outcomes.watch(f"calls of {declared.name}", bugs_only=True):
+                output = await self._output(declared, request, keys)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
             if _status_of(error) is not INTERNAL:

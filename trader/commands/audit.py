@@ -25,7 +25,7 @@ WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of a command that runs on a schedule."""
-    record = "record the result in the database, for the metrics of the service"
+    record = "record the result in the database, for the alarms and metrics of the service"
     parser.add_argument("--record", action="store_true", help=record)
 
 

@@ -89,6 +89,7 @@ OF_ADDRESS = frozenset({"search_path", "statement_timeout", "synchronous_commit"
 
 NOT_REACHABLE = "not reachable"
 NOT_ANSWERING = "not answering"
+LOCKED = "locked"
 BUSY = "all connections in use"
 
 # Errors about the server or the connection rather than the statement, by SQLSTATE or its class.
@@ -98,12 +99,12 @@ CAUSES = {
     "53100": "disk full",
     "53200": "out of memory",
     "53300": "too many connections",
-    "55P03": "locked",
+    "55P03": LOCKED,
     "57014": "interrupted",
     "08": NOT_REACHABLE,
     "28": "access refused",
     "3D": "no such database",
-    "40": "locked",
+    "40": LOCKED,
     "53": "out of resources",
     "57": NOT_REACHABLE,
     "58": "input/output error",

@@ -89,7 +89,9 @@ class LedgerWriter:
         except Exception as error:  # otherwise all current and future callers would wait forever
             log.exception("a bug in writing the postings of %s", ", ".join(posting.account.id for posting, _ in batch))
             reason = f"Writing the posting failed with an internal error ({type(error).__name__}); see the log."
-            await self._commit_apart(batch, InternalError(reason))
+            failure = InternalError(reason)
+            failure.__cause__ = error
+            await self._commit_apart(batch, failure)
             return
         for posting, written in batch:
             if posting.account.id not in written_ids:

@@ -41,6 +41,7 @@ _PRIMED_WITH: Final = timedelta(seconds=2)
 WAITERS_MAX: Final = 10_000
 _CANDLES_MAX: Final = 1000
 _RECENT_MAX: Final = 64
+_BEHIND: Final = "The accounts have not processed the latest prices yet: the database does not confirm their tick."
 
 OnTick = Callable[[Tick], Awaitable[None]]
 
@@ -50,7 +51,9 @@ class _Waiter:
 
     __slots__ = ("future", "moment", "symbol")
 
-    def __init__(self, symbol: str, moment: datetime, future: ClockFuture[Quote | MarketUnavailable]) -> None:
+    def __init__(
+        self, symbol: str, moment: datetime, future: ClockFuture[Quote | MarketUnavailable | Unavailable]
+    ) -> None:
         self.symbol = symbol
         self.moment = moment
         self.future = future
@@ -214,6 +217,7 @@ class MarketFeed:
         """Return the first quote at or after `moment`, once its tick has been applied.
 
         :raises MarketUnavailable: no quote arrives within the patience, or none can arrive
+        :raises Unavailable: it arrived, but the accounts cannot process its tick, so this is no final answer
         """
         quote = self._quotes.get(symbol)
         if not self._is_taking and quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
@@ -225,11 +229,11 @@ class MarketFeed:
             async with asyncio.timeout(self._real_bound_s(moment)):
                 answer = await waiter.future.wait()
         except TimeoutError:
-            answer = self._too_late(symbol)
+            answer = Unavailable(_BEHIND) if self._is_taking else self._too_late(symbol)
         finally:
             with suppress(ValueError):
                 self._waiters.remove(waiter)
-        if isinstance(answer, MarketUnavailable):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -261,13 +265,16 @@ class MarketFeed:
         refresh_every = timedelta(0) if self._polled is None else self._polled.refresh_every
         return self._patience + min(refresh_every, STALE_AFTER)
 
-    def _release(self, tick: Tick) -> None:
-        """Release, in order of arrival, the orders that this tick serves or that waited too long in market time."""
+    def _release(self, tick: Tick, delay: Unavailable | None) -> None:
+        """Release, in order of arrival, the orders that this tick serves or that waited too long in market time.
+
+        `delay` is why the accounts did not process the tick; then it is not the market that is late.
+        """
         waiting: list[_Waiter] = []
         for waiter in self._waiters:
             quote = tick.quotes.get(waiter.symbol)
             if tick.at - waiter.moment > self._patience_now():
-                waiter.future.set(self._too_late(waiter.symbol))
+                waiter.future.set(delay or self._too_late(waiter.symbol))
             elif quote is not None and quote.at >= waiter.moment:
                 waiter.future.set(quote)
             else:
@@ -331,14 +338,15 @@ class MarketFeed:
         tick = self._recorded(tick)  # before anything acts on it
         self._note(tick)
         self._recent.append(tick)
-        self._is_taking = True
+        self._is_taking, delay = True, None
         try:
             await on_tick(tick)
         except Unavailable as error:
+            delay = error
             logger.warning("The tick of %s was not fully applied: %s", iso(tick.at), error)
         finally:
             self._is_taking = False
-        self._release(tick)
+        self._release(tick, delay)
         if self.has_ended:
             self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"
             logger.info("The %s ended at %s; there are no more prices", self.source_name, iso(tick.at))

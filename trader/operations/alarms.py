@@ -27,7 +27,7 @@ from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
 from trader.operations.domain import alarms as rules
 from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Condition, Notice, NoticeKind
 from trader.operations.notifications import Heartbeat, NotificationSink
-from trader.operations.sql.history import insert_alarm
+from trader.operations.sql.history import MaintenanceRun, insert_alarm, select_maintenance
 
 log = logging.getLogger("trader.operations")
 
@@ -48,6 +48,12 @@ CLOCK_STEADY_S: Final = 45.0
 
 HEARTBEAT_EVERY_S: Final = 60.0
 """Real seconds between pings of a dead man's switch service."""
+
+MAINTENANCE_EVERY_S: Final = 10.0
+"""Real seconds between looks at the results of maintenance."""
+
+MISSING_S: Final = 26 * 3600.0
+"""The age at which the result of a nightly task is missing: a day, and what its timer may be late by."""
 
 _REAL_TIME: Final = SystemClock()
 
@@ -151,11 +157,43 @@ class HistorySink:
         """Do nothing: the database is closed elsewhere."""
 
 
+class Maintenance:
+    """The last recorded backup, audit and verification. `timer` is a monotonic clock in seconds."""
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self.runs: Sequence[MaintenanceRun] = ()
+        self._timer = timer
+        self._read_s = 0.0
+
+    async def watch(self, database: Database) -> None:
+        """Read them from the database until canceled."""
+        while True:
+            with suppress(Unavailable):  # the last figures grow older until the database answers
+                async with database.connection() as conn:
+                    self.runs = await select_maintenance(conn)
+                self._read_s = self._timer()
+            await asyncio.sleep(MAINTENANCE_EVERY_S)
+
+    def success_age_s(self, run: MaintenanceRun) -> float | None:
+        """Return the present age of a run's last success; None without one."""
+        return None if run.success_age_s is None else run.success_age_s + self._timer() - self._read_s
+
+    def problems(self) -> Iterable[Alarm]:
+        """Yield the tasks that found problems, or that have run before and are missing for a day."""
+        for run in self.runs:
+            age_s = self.success_age_s(run)
+            if run.problems:
+                text = f"the last {run.task} found {run.problems} problems; its output is in the log of the timer"
+                yield Alarm(AlarmCause("maintenance", run.task), text)
+            elif age_s is not None and age_s > MISSING_S:
+                yield Alarm(AlarmCause("maintenance", run.task), f"the last {run.task} is {age_s / 3600:.0f} hours old")
+
+
 class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds; `now` gives the dates of notices.
 
-    Each of `sources` returns the current conditions of one part of the service. Only the leader sends notices of halts.
-    The disk of `folder` is nearly full when fewer than `disk_least` bytes are left.
+    Each of `sources` returns the current conditions of one part of the service. Only the leader sends notices of halts
+    and maintenance. The disk of `folder` is nearly full when fewer than `disk_least` bytes are left.
     """
 
     def __init__(
@@ -171,7 +209,8 @@ class Alarms:
         self.outlets = [Outlet(sink, timer, retry_after_s) for sink in sinks]
         self.counts: Counter[NoticeKind] = Counter(dict.fromkeys(get_args(NoticeKind), 0))
         self.is_healthy = False
-        self.sources: list[Callable[[], Iterable[Alarm]]] = [self._disk_problems]
+        self.maintenance = Maintenance(timer)
+        self.sources: list[Callable[[], Iterable[Alarm]]] = [self._disk_problems, self.maintenance.problems]
         self.is_leader: Callable[[], bool] = lambda: True
         self._folder = folder
         self._disk_least = disk_least
@@ -189,6 +228,11 @@ class Alarms:
     def firing(self) -> list[Condition]:
         """Return the conditions that were reported and are not resolved, oldest first."""
         return self._state.firing()
+
+    def began(self, cause: AlarmCause) -> datetime | None:
+        """Return when the condition with this cause began, if it holds or may begin again soon."""
+        condition = self._state.conditions.get(cause)
+        return None if condition is None else condition.since
 
     def present(self) -> list[Condition]:
         """Return the present alarms, oldest first (`AlarmState.present`)."""
@@ -216,7 +260,7 @@ class Alarms:
             known = before.get(cause)
             self.counts[cause.kind] += condition.count - (0 if known is None else known.count)
         for notice in due:
-            if notice.cause.kind not in ("halt", "loss limit") or self.is_leader():
+            if notice.cause.kind not in ("halt", "loss limit", "maintenance") or self.is_leader():
                 self._send(notice)
 
     def _send(self, notice: Notice) -> None:

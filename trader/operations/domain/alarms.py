@@ -33,9 +33,11 @@ NoticeKind = Literal[
     "scheduler",
     "market",
     "database",
+    "requests",
     "disk",
     "clock",
     "books",
+    "maintenance",
     "access",
     "test",
 ]
@@ -72,13 +74,13 @@ MEMORY_S: Final = 60.0
 """A condition of health is reported once it has held for `HOLD_S` in all, or has begun `STARTS_MAX` times, without
 being away for `MEMORY_S`. So a single failed statement does not raise an alarm, but a recurring condition does."""
 
-_OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "market", "scheduler", "reconciliation"})
+_OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "requests", "market", "scheduler", "reconciliation"})
 
 _EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover"})
 """Events that are never held back for an hour, because each says which process trades now."""
 
-_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price"})
-"""Conditions that a decision begins and ends: they do not flap, and are not repeated while they last."""
+_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price", "maintenance"})
+"""Conditions that a decision or a run begins and ends: they do not flap, and are not repeated while they last."""
 
 
 class AlarmCause(NamedTuple):
@@ -264,7 +266,7 @@ def _note_present(state: AlarmState, present: Iterable[Alarm], at: datetime, now
             was_away = state.conditions[cause].is_away
             conditions[cause] = msgspec.structs.replace(
                 condition,
-                alarm=alarm,
+                alarm=alarm._replace(impact=alarm.impact or condition.alarm.impact),
                 since=min(condition.since, alarm.since or condition.since),
                 seen_at=at,
                 seen_s=now_s,
