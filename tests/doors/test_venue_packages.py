@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
+from support import venue_template as template
 from support.live import add_model, live_settings
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
@@ -22,7 +23,6 @@ from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderStatu
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder, VenueOrderType
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
-from trader.live import template
 from trader.live.domain.orders import Placed, Refused, SendOutcome, Unknown, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
 from trader.live.drift import DriftRecorder

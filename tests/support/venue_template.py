@@ -1,4 +1,4 @@
-"""Template of a venue: copy this package to `live/<venue>/` and replace every `NotImplementedError`.
+"""Template of a venue: copy this module to `live/<venue>/__init__.py` and replace every `NotImplementedError`.
 
 `trader/live/venue.py` says what each method returns and when it raises; the docstrings here say what to decide for your
 venue. Then:
