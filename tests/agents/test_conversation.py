@@ -139,7 +139,7 @@ async def test_a_view_is_renewed_once(floor: Floor) -> None:
         (calling(), "the answer is empty: neither text nor a tool call"),
         (calling(text=" \n"), "the answer is empty: neither text nor a tool call"),
         (
-            calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}}</tool_call>'),
+            calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}</tool_call>'),
             "the answer has a tool call written as text, which is not executed",
         ),
         (

@@ -138,7 +138,7 @@ class DecisionCycle:
         for number, decision in enumerate(held, len(self.record.calls) + 1):
             self.add(number, decision, HELD, at)
         reasons = "; ".join(decision.reason for decision in self._holding)
-        self.record.close("completed", None, reasons or None, at)
+        self.record.close("completed", "holding", None, reasons or None, at)
 
 
 class BacktestAccount(FollowedAccount):

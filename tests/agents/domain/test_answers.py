@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 from support.trading_floor import calling
 
+from trader.agents.domain.as_written import contains_tool_call
 from trader.agents.domain.conversation import refusal_in
-from trader.agents.domain.tools import contains_tool_call
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,16 @@ ChatMessage = dict[str, Any]
 """A message of the chat-completions protocol."""
 
 
-class ToolRequest(msgspec.Struct, frozen=True):
-    """A tool call that a model requests. `arguments` is JSON text as received, which may be invalid."""
+class ToolRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call that a model requests. `arguments` is JSON text, which may be invalid, and `sent` is as received if
+    they were written in another form. `form` is the form of a call that was read from the answer's text.
+    """
 
     id: str
     name: str
     arguments: str
+    form: str | None = None
+    sent: str | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from trader.agents.domain.conversation import ChatMessage
-from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
+from trader.agents.domain.invocations import EndedBy, ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.invocations import FinishedInvocation, ModelSummary
 from trader.agents.sql.invocations import TurnOutcome
@@ -152,6 +152,7 @@ class InvocationView(OfModel, kw_only=True):
     response: str | None
     response_payload: Annotated[list[str] | UnsetType, From("answers")] = UNSET
     status: FinishedStatus
+    ended_by: EndedBy | None
     failure_reason: str | None
     steps: Annotated[int, From("step_count")]
     input_tokens: int | None
