@@ -193,6 +193,9 @@ class BacktestAccount(FollowedAccount):
         """The halt that its agent asked for, if any, which nobody lifts."""
 
         self.outcomes: list[DecisionOutcome] = []
+        self.ends: Counter[str] = Counter()
+        """What ended the invocations of an agent that the workflow asks, with their number."""
+
         self.finished: list[InvocationRecord] | None = None
         """The records of invocations that have ended since the last collection; None if they are not collected."""
 

@@ -114,6 +114,28 @@ def storable(value: Any, depth: int = NESTED_MAX) -> Any:
     return value
 
 
+_REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "summary", "text")
+
+
+def reasoning_in(message: ChatMessage) -> str | None:
+    """Return what a model says that it thought, in a message of any protocol; None if it says nothing."""
+    parts = [part for name in ("native", "content") if isinstance(listed := message.get(name), list) for part in listed]
+    thoughts = [
+        part for part in parts
+        if isinstance(part, dict) and (part.get("type") in ("thinking", "reasoning") or part.get("thought") is True)
+    ]  # fmt: skip
+    told = next(filter(None, (_text_in(message.get(name)) for name in _REASONING[:3])), None)
+    return told or _text_in(thoughts)
+
+
+def _text_in(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_text_in, value))) or None
+    if isinstance(value, dict):
+        return next(filter(None, (_text_in(value.get(name)) for name in _REASONING)), None)
+    return value.strip() or None if isinstance(value, str) else None
+
+
 def refusal_in(answer: ModelAnswer) -> str | None:
     """Return the beginning of a refusal that the protocol reports, or of a text that begins like one; else None."""
     words = " ".join((answer.text or "").split())[:REFUSAL_CHARACTERS]

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from trader.agents.domain.conversation import ChatMessage
+from trader.agents.domain.conversation import ChatMessage, reasoning_in
 from trader.agents.domain.invocations import EndedBy, ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.invocations import FinishedInvocation, ModelSummary
@@ -176,10 +176,12 @@ class GetConversationInput(Input, kw_only=True):
 
 
 class MessageView(Wire, kw_only=True):
-    """One message. `text` is its content, and its tool calls as JSON; at most 100,000 characters."""
+    """One message. `text` is its content, and its tool calls as JSON; `reasoning` is what its model says that it
+    thought. Both have at most 100,000 characters."""
 
     role: str
     text: str
+    reasoning: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, message: ChatMessage) -> "MessageView":
@@ -187,7 +189,11 @@ class MessageView(Wire, kw_only=True):
         parts = [content if isinstance(content, str) else ENCODER.encode(content).decode()] if content else []
         if calls:
             parts.append(ENCODER.encode(calls).decode())
-        return cls(role=str(message.get("role", "")), text="\n".join(parts)[:_MESSAGE_CHARACTERS])
+        return cls(
+            role=str(message.get("role", "")),
+            text="\n".join(parts)[:_MESSAGE_CHARACTERS],
+            reasoning=(reasoning_in(message) or "")[:_MESSAGE_CHARACTERS] or UNSET,
+        )
 
 
 _MESSAGE_CHARACTERS: Final = 100_000
