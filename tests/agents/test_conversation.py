@@ -142,10 +142,6 @@ async def test_a_view_is_renewed_once(floor: Floor) -> None:
             calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}</tool_call>'),
             "the answer has a tool call written as text, which is not executed",
         ),
-        (
-            msgspec.structs.replace(calling(), is_legacy_call=True),
-            "the answer has a function_call, the form that preceded tool calls, which is not executed",
-        ),
     ],
 )
 async def test_an_answer_that_decides_nothing_is_corrected_once(floor: Floor, flawed: ModelAnswer, flaw: str) -> None:

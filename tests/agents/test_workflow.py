@@ -291,7 +291,7 @@ async def test_calls_left_in_the_text_are_executed_and_recorded_as_such(floor: F
     record = await run_one(floor, calling(text=f"<think><tool_call></think>Up.{text}"), hold("in"))
     assert [call.status for call in record.tool_calls] == ["ok", "ok", "ok"]
     raw = record.tool_calls[0].metadata["raw"]
-    assert (raw["form"], orjson.loads(raw["sent"])["confidence"]) == ("Kimi K2", 0.7)
+    assert (raw["form"], orjson.loads(raw["sent"])["confidence"]) == ("Kimi", 0.7)
     position = floor.exchange.account("ada").positions["BTC"]
     assert (position.quantity, position.confidence) == (Decimal("0.1"), Decimal(70))
     told = floor.provider.turns[1].messages

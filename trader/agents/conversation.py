@@ -237,8 +237,6 @@ def _flaw(answer: ModelAnswer, *, must_call: bool) -> str | None:
     """
     if answer.calls or answer.cut_by is not None:
         return None
-    if answer.is_legacy_call:
-        return "the answer has a function_call, the form that preceded tool calls, which is not executed"
     if not (answer.text or "").strip():
         return "the answer is empty: neither text nor a tool call"
     if contains_tool_call(answer.text or ""):

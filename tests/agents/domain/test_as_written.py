@@ -57,7 +57,6 @@ GEMMA = ",".join(
         + "</function></tool_call>",
         "<tool_call>createPosition\n" + tagged("<arg_key>{}</arg_key><arg_value>", "</arg_value>") + "\n</tool_call>",
         f"<start_function_call>call:createPosition{{{GEMMA}}}<end_function_call>",
-        "[createPosition(" + ", ".join(f"{name}={value!r}" for name, value in ORDER.items()) + ")]",
         f"<think>{CLOSE}</think>createPosition[ARGS]{JSON}",
     ],
 )

@@ -4,7 +4,6 @@ A call in the text is read if its form is one of `FORMS` and complete, and nothi
 other text that looks like a call is only noticed, so that the model can be told.
 """
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,6 @@ import msgspec
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest
 from trader.agents.domain.tools import ARGUMENTS_MAX, TOOLS, Decision, Holding
 
-_NAME: Final = r"(?:functions?\.)?(?P<name>[A-Za-z]\w*)"
-
 
 class Form(NamedTuple):
     """A form of calls in text: `opening`, then JSON or, with `parameter`, tagged parameters, then `closing`.
@@ -29,65 +26,35 @@ class Form(NamedTuple):
     name: str
     opening: re.Pattern[str]
     closing: re.Pattern[str]
-    parameter: re.Pattern[str] | None = None
+    parameter: re.Pattern[str] | None
 
 
-def _form(name: str, opening: str, closing: str, parameter: str | None = None) -> Form:
-    compiled = None if parameter is None else re.compile(rf"[\s,]*(?:{parameter})", re.DOTALL)
-    return Form(name, re.compile(opening), re.compile(rf"\s*{closing}"), compiled)
-
-
-FORMS: Final = (
-    _form(
-        "Kimi K2",
-        rf"<\|tool_call_begin\|>\s*{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
-        r"<\|tool_call_end\|>",
-    ),
-    _form(
-        "DeepSeek",
-        rf"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{_NAME}(?:<｜tool▁sep｜>|\s*```json)",
-        r"(?:```)?\s*<｜tool▁call▁end｜>",
-    ),
-    _form(
-        "Harmony",
-        rf"(?:<\|channel\|>\w+\s+)?to=functions\.{_NAME}\s*(?:<\|channel\|>\w+\s*)?(?:<\|constrain\|>\s*)?(?:json|code)?"
-        r"\s*(?:<\|message\|>)?",
-        r"(?:<\|call\|>)?",
-    ),
-    _form("Mistral", rf"(?:\[TOOL_CALLS\]\s*)?(?<![\w.]){_NAME}(?:\[CALL_ID\]\w+)?\[ARGS\]", ""),
-    _form("Mistral", r"\[TOOL_CALLS\](?=\s*[\[{])", ""),
-    _form("Hermes", r"<tool_call>(?=\s*\{)", r"</tool_call>"),
-    _form("Llama", r"<\|python_tag\|>(?=\s*\{)", ""),
-    _form("Llama", rf"<function={_NAME}>(?=\s*\{{)", r"</function>"),
-    _form(
-        "Qwen",
-        rf"<function={_NAME}>",
-        r"</function>",
-        r"<parameter=(?P<key>\w+)>\n?(?P<value>.*?)\n?</parameter>",
-    ),
-    _form(
-        "GLM",
-        rf"<tool_call>\s*{_NAME}",
-        r"</tool_call>",
-        r"<arg_key>\s*(?P<key>\w+)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-    ),
-    _form(
-        "invoke",
-        r"<(?:\w+:|[｜|]DSML[｜|])?invoke name=\"(?P<name>\w+)\"\s*>",
-        r"</(?:\w+:|[｜|]DSML[｜|])?invoke>",
-        r"<(?:\w+:|[｜|]DSML[｜|])?parameter name=\"(?P<key>\w+)\"[^<>]*>(?P<value>.*?)"
-        r"</(?:\w+:|[｜|]DSML[｜|])?parameter>",
-    ),
-    _form(
-        "FunctionGemma",
-        rf"<start_function_call>\s*call:{_NAME}\{{",
-        r"\}\s*<end_function_call>",
-        r"(?P<key>\w+):(?P<escaped><escape>)?(?P<value>(?(escaped).*?|[^,{}<>]*))(?(escaped)<escape>)",
-    ),
-)
+_N: Final = r"(?:functions?\.)?(?P<name>[A-Za-z]\w*)"
+_NS: Final = r"(?:\w+:|[｜|]DSML[｜|])?"
+FORMS: Final = tuple(
+    Form(name, re.compile(opening), re.compile(rf"\s*{closing}"), re.compile(rf"(?s)[\s,]*(?:{tag})") if tag else None)
+    for name, opening, closing, tag in (
+        ("Kimi", rf"<\|tool_call_begin\|>\s*{_N}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+         r"<\|tool_call_end\|>", ""),
+        ("DeepSeek", rf"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{_N}(?:<｜tool▁sep｜>|\s*```json)",
+         r"(?:```)?\s*<｜tool▁call▁end｜>", ""),
+        ("Harmony", rf"(?:<\|channel\|>\w+\s+)?to=functions\.{_N}\s*(?:<\|channel\|>\w+\s*)?(?:<\|constrain\|>\s*)?"
+         r"(?:json|code)?\s*(?:<\|message\|>)?", r"(?:<\|call\|>)?", ""),
+        ("Mistral", rf"(?:\[TOOL_CALLS\]\s*)?(?<![\w.]){_N}(?:\[CALL_ID\]\w+)?\[ARGS\]", "", ""),
+        ("named JSON", r"\[TOOL_CALLS\](?=\s*[\[{])|<\|python_tag\|>(?=\s*\{)", "", ""),
+        ("Hermes", r"<tool_call>(?=\s*\{)", "</tool_call>", ""),
+        ("Llama", rf"<function={_N}>(?=\s*\{{)", "</function>", ""),
+        ("Qwen", rf"<function={_N}>", "</function>", r"<parameter=(?P<key>\w+)>\n?(?P<value>.*?)\n?</parameter>"),
+        ("GLM", rf"<tool_call>\s*{_N}", "</tool_call>",
+         r"<arg_key>\s*(?P<key>\w+)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"),
+        ("invoke", rf'<{_NS}invoke name="(?P<name>\w+)"\s*>', rf"</{_NS}invoke>",
+         rf'<{_NS}parameter name="(?P<key>\w+)"[^<>]*>(?P<value>.*?)</{_NS}parameter>'),
+        ("FunctionGemma", rf"<start_function_call>\s*call:{_N}\{{", r"\}\s*<end_function_call>",
+         r"(?P<key>\w+):(?P<escaped><escape>)?(?P<value>(?(escaped).*?|[^,{}<>]*))(?(escaped)<escape>)"),
+    )
+)  # fmt: skip
 """The forms in which servers that do not parse a model's calls leave them in its text."""
 
-_PYTHON: Final = re.compile(r"\s*(?:<\|python_start\|>)?\s*(\[.*\])\s*(?:<\|python_end\|>)?\s*", re.DOTALL)
 _TOKEN: Final = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>|\[/?TOOL_CALLS\]|</s>|</?[^<>\s]*?(?:function|tool)_calls?>")
 """A special token or an element around calls, which has no meaning without them."""
 
@@ -95,6 +62,9 @@ _THOUGHT: Final = re.compile(
     r"\A(?:(?!<think(?:ing)?>).)*</think(?:ing)?>|<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL
 )
 """What a model thinks, which is never a call."""
+
+CALLS_READ_MAX: Final = 16
+"""Calls are read from a text with at most so many."""
 
 _NAMES: Final = "|".join(TOOLS)
 _DISTINCT: Final = "|".join(re.sub("([A-Z])", r"[_ -]?\1", name) for name in TOOLS if not name.islower())
@@ -110,10 +80,10 @@ _CALL_LIKE: Final = re.compile(
     # the name followed by its arguments as JSON, possibly after a colon, quotes or a code fence
     rf"|(?i:\b(?:{_NAMES})\b(?:[\"'`*:=\s]|json){{0,20}}\{{\s*[\"'])"
     # JSON containing the name of the tool
-    rf"|[\"']\w*(?:name|function|tool|action|call)\w*[\"']\s*:\s*[\"'](?:functions\.)?(?:{_NAMES})[\"']"
+    rf"|[\"']\w{{0,20}}(?:name|function|tool|action|call)\w{{0,20}}[\"']\s*:\s*[\"'](?:functions\.)?(?:{_NAMES})[\"']"
     # a name that is no word of prose, in any case: after a mark of calls, or before named or bracketed arguments
     rf"|(?i:\b(?:tool|action|function|call|invoke|command)\w*\s*[:=]\s*\W{{0,3}}(?:{_DISTINCT})\b)"
-    rf"|(?i:(?:^|[\n/@!$>#])\s*(?:{_DISTINCT})\b\s*(?:$|\n|[\[({{<|:]|\w+\s*[=:]))"
+    rf"|(?i:(?:^|[\n/@!$>#])\s{{0,20}}(?:{_DISTINCT})\b\s*(?:$|\n|[\[({{<|:]|\w+\s*[=:]))"
     rf"|(?i:\b(?:{_DISTINCT})(?:\([^\s)]|[\s\W]{{1,3}}--\w|\b[^.!?{{\[]{{0,80}}[{{\[]\s*[\"'\w]+\s*[:=]))"
 )
 _FIELD_WRITTEN: Final = re.compile(rf"[\"']({_FIELDS})[\"']\s*:")
@@ -130,9 +100,9 @@ def contains_tool_call(text: str) -> bool:
 
 def with_calls_of_text(answer: ModelAnswer, number: int) -> ModelAnswer:
     """Return the answer to step `number` with the complete calls of its text, if it has no others and ends in them."""
-    if answer.calls or answer.is_legacy_call or answer.cut_by is not None or not answer.text:
+    if answer.calls or answer.cut_by is not None or not answer.text or len(answer.text) > 2 * ARGUMENTS_MAX:
         return answer
-    found = _python_calls(_THOUGHT.sub("", answer.text)) or _formed_calls(_THOUGHT.sub("", answer.text))
+    found = _formed_calls(_THOUGHT.sub("", answer.text))
     if not found or any(name not in TOOLS for _, name, _ in found):
         return answer
     calls = tuple(
@@ -149,10 +119,11 @@ def _formed_calls(text: str) -> list[tuple[str, str, str]]:
         start = min(starts)
         read = next((read for form in FORMS if (read := _read(form, text, start)) is not None), None)
         outside += text[position:start]
-        if read is None or _TOKEN.sub("", outside).rstrip().endswith("`"):  # incomplete or quoted
+        if (
+            read is None or len(found) > CALLS_READ_MAX or _TOKEN.sub("", outside).rstrip().endswith("`")
+        ):  # incomplete or quoted
             return []
-        found += read[0]
-        position = read[1]
+        found, position = found + read[0], read[1]
     before, after = (_TOKEN.sub("", part) for part in (outside, text[position:]))
     is_alone = not after.strip() and not contains_tool_call(before) and before.count("```") % 2 == 0
     return found if is_alone else []
@@ -176,43 +147,14 @@ def _read(form: Form, text: str, start: int) -> tuple[list[tuple[str, str, str]]
     closing = form.closing.match(text, end)
     if closing is None:
         return None
-    calls = [given] if isinstance(given, dict) else given
-    if named is not None:
-        calls = [{"name": named, "arguments": given}]
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
-        return None
-    return [(form.name, call["name"], _text_of(call)) for call in calls], closing.end()
-
-
-def _is_call(call: Any) -> bool:
-    arguments = isinstance(call, dict) and call.get("arguments", call.get("parameters"))
-    return isinstance(arguments, dict | str) and isinstance(call.get("name"), str)
-
-
-def _text_of(call: Mapping[str, Any]) -> str:
-    arguments = call.get("arguments", call.get("parameters"))
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
-def _python_calls(text: str) -> list[tuple[str, str, str]]:
-    """Return the calls of a text that is a Python list of calls with literal arguments."""
-    listed = _PYTHON.fullmatch(text)
-    if listed is None or len(text) > ARGUMENTS_MAX:
-        return []
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
-        tree = ast.parse(listed[1], mode="eval").body
-        calls = tree.elts if isinstance(tree, ast.List) else []
-        return [("Python", name, json.dumps(arguments)) for name, arguments in map(_python_call, calls)]
-    return []
-
-
-def _python_call(call: ast.expr) -> tuple[str, dict[str, Any]]:
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError("not a call with named arguments")
-    given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg is not None}
-    if len(given) != len(call.keywords):
-        raise ValueError("its arguments are not all named once")
-    return call.func.id, given
+    calls = given if isinstance(given, list) else [given if named is None else {"name": named, "arguments": given}]
+    read = []
+    for call in (each if isinstance(each, dict) else {} for each in calls):
+        name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+        if not isinstance(name, str) or not isinstance(arguments, dict | str):
+            return None
+        read.append((form.name, name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return read, closing.end()
 
 
 # Arguments in other forms

@@ -36,7 +36,6 @@ class _ReplyMessage(msgspec.Struct):
     content: Any = None
     refusal: Any = None
     tool_calls: list[_Call] | None = None
-    function_call: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -110,7 +109,6 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         text=_text(message.content) or _text(message.refusal),
         calls=calls,
         calls_left_out=len(requested) - len(calls),
-        is_legacy_call=message.function_call is not None,
         is_refusal=_text(message.refusal) is not None,
         message=_message(sent, calls),
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
