@@ -77,13 +77,10 @@ class Workflow:
                 if self._model.calls_tools and not self._calls.has_valid_call:
                     raise NoUsableCall(f"the invocation ended without a valid tool call ({ended_by})")
         except TimeoutError:
-            await self._calls.finish(
-                "timeout", "timeout", f"the invocation took longer than {self._limits.seconds:g} s"
-            )
-        except NoUsableCall as error:
-            await self._calls.finish("failed", "calls", str(error))
+            late = f"the invocation took longer than {self._limits.seconds:g} s"
+            await self._calls.finish("timeout", "timeout", late)
         except TraderError as error:
-            await self._calls.finish("failed", "error", str(error))
+            await self._calls.finish("failed", "calls" if isinstance(error, NoUsableCall) else "error", str(error))
         except asyncio.CancelledError:
             await self._calls.finish("failed", "interruption", INTERRUPTED)
             raise

@@ -121,6 +121,13 @@ def test_arguments_are_read_as_models_write_them(changes: dict[str, Any], means:
         assert decode(readable(ToolRequest("1", "createPosition", arguments))) == expected
 
 
+def test_a_call_left_in_the_text_beside_others_is_counted_as_left_out() -> None:
+    parsed = calling(("holding", {"reason": "done"}), text=f"Closing. {CLOSE}")
+    assert with_calls_of_text(parsed, 1).calls_left_out == 1
+    both = calling(("closePosition", {"symbol": "BTC"}), text=f"Closing. {CLOSE}")
+    assert with_calls_of_text(both, 1) == both, "a server may leave in the text what it parsed"
+
+
 def test_unknown_fields_of_holding_are_ignored() -> None:
     written = ToolRequest("1", "holding", '{"reason": "calm", "symbol": "BTC", "quantity": 0}')
     assert decode(readable(written)) == decode(ToolRequest("1", "holding", '{"reason": "calm"}'))

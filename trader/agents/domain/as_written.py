@@ -99,11 +99,17 @@ def contains_tool_call(text: str) -> bool:
 
 
 def with_calls_of_text(answer: ModelAnswer, number: int) -> ModelAnswer:
-    """Return the answer to step `number` with the complete calls of its text, if it has no others and ends in them."""
-    if answer.calls or answer.cut_by is not None or not answer.text or len(answer.text) > 2 * ARGUMENTS_MAX:
+    """Return the answer to step `number` with the complete calls of its text, if it has no others and ends in them.
+
+    Beside other calls, those of further tools are counted as left out: nobody knows in which order they were meant.
+    """
+    if answer.cut_by is not None or not answer.text or len(answer.text) > 2 * ARGUMENTS_MAX:
         return answer
     found = _formed_calls(_THOUGHT.sub("", answer.text))
-    if not found or any(name not in TOOLS for _, name, _ in found):
+    if answer.calls:
+        left_out = {name for _, name, _ in found} & TOOLS.keys() - {call.name for call in answer.calls}
+        return msgspec.structs.replace(answer, calls_left_out=answer.calls_left_out + len(left_out))
+    if any(name not in TOOLS for _, name, _ in found):
         return answer
     calls = tuple(
         ToolRequest(f"text_{number}_{place}", name, arguments, form)
