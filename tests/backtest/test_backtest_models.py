@@ -402,9 +402,9 @@ def test_a_changed_field_of_the_provider_asks_again(
         own = f'[[providers]]\nname = "lab"\nbase_url = "{provider.url}"\nkey_variable = "LAB_API_KEY"\n'
         own += f'key_host = "{provider.url.split("/")[2]}"\n'
         options = ("--models", str(models), "--budget-usd", "1", "--cassette", str(tmp_path / "kept"))
-        options = *options, "--send-keys-to", provider.url.split("/")[2]
+        sending = "--send-keys-to", provider.url.split("/")[2]
         for number, (temperature, asked) in enumerate(((0.1, True), (0.1, False), (0.2, True))):
             before = provider.requests
             models.write_text(f"{own}request = {{temperature = {temperature}}}\n{MODELS.replace('openai', 'lab')}")
-            assert backtest(data, tmp_path / f"run{number}", *options) == 0
+            assert backtest(data, tmp_path / f"run{number}", *options, *sending) == 0
             assert (provider.requests > before) == asked

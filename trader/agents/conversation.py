@@ -168,12 +168,8 @@ class Conversation:
 
         :raises ProviderError: it was corrected before
         """
-        flaw = (
-            _flaw(answer, must_call=self._model.calls_tools and not self.has_called)
-            if self._provider.is_remote
-            else None
-        )
-        if flaw is None:
+        flaw = _flaw(answer, must_call=self._model.calls_tools and not self.has_called)
+        if flaw is None or not self._provider.is_remote:
             return False
         if self._was_corrected:
             raise NoUsableCall(f"{flaw}, for the second time")

@@ -120,7 +120,8 @@ def with_calls_of_text(answer: ModelAnswer, number: int) -> ModelAnswer:
 
 def _formed_calls(text: str) -> list[tuple[str, str, str]]:
     """Return form, name and arguments of each call; none unless every call is complete and they end the text."""
-    found, position, outside = [], 0, ""
+    found: list[tuple[str, str, str]] = []
+    position, outside = 0, ""
     while starts := [match.start() for form in FORMS if (match := form.opening.search(text, position))]:
         start = min(starts)
         read = next((read for form in FORMS if (read := _read(form, text, start)) is not None), None)
@@ -177,11 +178,11 @@ def readable(request: ToolRequest) -> ToolRequest:
     if struct is None or len(request.arguments) > ARGUMENTS_MAX:
         return request
     try:
-        given = msgspec.json.decode(request.arguments)
+        first = given = msgspec.json.decode(request.arguments)
         for _ in range(2):
             given = msgspec.json.decode(given) if isinstance(given, str) else given
         read = dict(_read_fields(struct, given)) if isinstance(given, dict) else given
-        if read == given and isinstance(msgspec.json.decode(request.arguments), dict):
+        if read == first:
             return request
         arguments = msgspec.json.encode(read).decode()
     except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):

@@ -23,6 +23,9 @@ STREAM_END: Final = b"[DONE]"
 
 CUT_OFF: Final = "the stream ended before the answer did"
 
+CALLS_OPEN_MAX: Final = 64
+"""A streamed piece may continue one of so many last calls."""
+
 JOINED_FIELDS: Final = frozenset({"data", "summary", "text", "thinking"})
 """The fields of an answer's part that arrive in pieces."""
 
@@ -225,9 +228,9 @@ def _add_call(calls: list[Body], part: Body, added: _CallDelta) -> None:
     text = function.arguments
     text = text if isinstance(text, str | None) else msgspec.json.encode(text).decode()
     if isinstance(added.id, str | int) and added.id != "":
-        continued = [call for call in calls if call.get("id") == added.id]
+        continued = [call for call in calls[-CALLS_OPEN_MAX:] if call.get("id") == added.id]
     else:
-        at_index = [call for call in calls if call["index"] == index is not None]
+        at_index = [call for call in calls[-CALLS_OPEN_MAX:] if call["index"] == index is not None]
         is_first = function.name and index is not None and calls and calls[-1]["index"] is not None
         continued = at_index or ([] if is_first else calls)
     is_whole = continued and (text or "").lstrip().startswith("{") and _is_json(continued[-1]["function"]["arguments"])

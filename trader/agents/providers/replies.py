@@ -142,10 +142,11 @@ def _places_once(calls: Sequence[_Call]) -> Iterator[int]:
     """Yield the places of the calls, without those that repeat id, name and arguments: a gateway sent them twice."""
     seen = set()
     for place, call in enumerate(calls):
-        key = call.id, str(call.function.name), _argument_key(call.function.arguments)
-        if not isinstance(call.id, str) or not call.id or key not in seen:
+        own = isinstance(call.id, str) and call.id
+        key = (own, str(call.function.name), _argument_key(call.function.arguments)) if own else place
+        if key not in seen:
             yield place
-            seen.add(key if isinstance(call.id, str) else place)
+        seen.add(key)
 
 
 def _argument_key(arguments: Any) -> bytes:
