@@ -126,9 +126,8 @@ def _formed_calls(text: str) -> list[tuple[str, str, str]]:
         start = min(starts)
         read = next((read for form in FORMS if (read := _read(form, text, start)) is not None), None)
         outside += text[position:start]
-        if (
-            read is None or len(found) > CALLS_READ_MAX or _TOKEN.sub("", outside).rstrip().endswith("`")
-        ):  # incomplete or quoted
+        is_quoted = _TOKEN.sub("", outside).rstrip().endswith("`")
+        if read is None or is_quoted or len(found) > CALLS_READ_MAX:
             return []
         found, position = found + read[0], read[1]
     before, after = (_TOKEN.sub("", part) for part in (outside, text[position:]))
