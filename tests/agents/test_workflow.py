@@ -264,7 +264,7 @@ async def test_a_model_that_only_talks_fails_has_a_warning_and_no_decided_cycle(
         assert "Call a tool; `holding` ends the cycle." in floor.provider.turns[-1].messages[-1]["content"]
     assert "ada failed 3 times in a row: the answer has no tool call" in (floor.agents.warnings().summary or "")
     async with floor.database.connection() as conn:
-        assert tuple(await conn.fetchrow("SELECT finished, failed FROM invocation_counts")) == (3, 3)
+        assert await conn.fetchval("SELECT (finished, failed) FROM invocation_counts") == (3, 3)
 
 
 async def test_three_answers_with_the_same_bad_call_end_the_invocation(floor: Floor) -> None:

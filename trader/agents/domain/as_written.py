@@ -17,7 +17,7 @@ from trader.agents.domain.conversation import ModelAnswer, ToolRequest
 from trader.agents.domain.tools import ARGUMENTS_MAX, TOOLS, Decision, Holding
 
 
-class Form(NamedTuple):
+class CallForm(NamedTuple):
     """A form of calls in text: `opening`, then JSON or, with `parameter`, tagged parameters, then `closing`.
 
     Without a name in the opening, the JSON names the tool of each call.
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 _N: Final = r"(?:functions?\.)?(?P<name>[A-Za-z]\w*)"
 _NS: Final = r"(?:\w+:|[｜|]DSML[｜|])?"
 FORMS: Final = tuple(
-    Form(name, re.compile(opening), re.compile(rf"\s*{closing}"), re.compile(rf"(?s)[\s,]*(?:{tag})") if tag else None)
+    CallForm(name, re.compile(opening), re.compile(rf"\s*{closing}"), re.compile(rf"(?s)[\s,]*(?:{tag})") if tag else None)
     for name, opening, closing, tag in (
         ("Kimi", rf"<\|tool_call_begin\|>\s*{_N}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
          r"<\|tool_call_end\|>", ""),
@@ -135,7 +135,7 @@ def _formed_calls(text: str) -> list[tuple[str, str, str]]:
     return found if is_alone else []
 
 
-def _read(form: Form, text: str, start: int) -> tuple[list[tuple[str, str, str]], int] | None:
+def _read(form: CallForm, text: str, start: int) -> tuple[list[tuple[str, str, str]], int] | None:
     """Return the calls of this form at `start`, and where they end; None if there is no complete one."""
     opening = form.opening.match(text, start)
     if opening is None:
