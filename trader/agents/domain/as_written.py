@@ -32,7 +32,9 @@ class CallForm(NamedTuple):
 _N: Final = r"(?:functions?\.)?(?P<name>[A-Za-z]\w*)"
 _NS: Final = r"(?:\w+:|[｜|]DSML[｜|])?"
 FORMS: Final = tuple(
-    CallForm(name, re.compile(opening), re.compile(rf"\s*{closing}"), re.compile(rf"(?s)[\s,]*(?:{tag})") if tag else None)
+    CallForm(
+        name, re.compile(opening), re.compile(rf"\s*{closing}"), re.compile(rf"(?s)[\s,]*(?:{tag})") if tag else None
+    )
     for name, opening, closing, tag in (
         ("Kimi", rf"<\|tool_call_begin\|>\s*{_N}(?::\d+)?\s*<\|tool_call_argument_begin\|>",
          r"<\|tool_call_end\|>", ""),
