@@ -150,6 +150,8 @@ CREATE TABLE IF NOT EXISTS invocations (
     unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0),  -- answers of unknown cost
     entrant        integer,
     reserved_usd   amount  CHECK (reserved_usd >= 0),  -- the most that it may cost
+    ended_by       text CHECK (ended_by IN ('holding', 'answer', 'steps', 'tokens', 'deadline', 'calls', 'error', 'timeout',
+                                            'interruption')),
     FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number),
     CHECK ((finished_at IS NULL) = (status = 'running'))
 );

@@ -110,7 +110,7 @@ DOORS: Final = (
     ),
     Door(
         "a venue",
-        "a package that implements the protocol in `live/venue.py`, its row and its presets; copy `tests/support/venue_template.py`",
+        "a package with the protocol of `live/venue.py`, its row, its presets; copy `tests/support/venue_template.py`",
         "`live/<venue>`, `VENUES` in `live/venues.py`, `trader/market/presets.toml`",
         _names(VENUES),
         "tests/doors/test_venue_packages.py::test_a_model_trades_at_a_venue_that_is_a_row_of_the_table",

@@ -139,12 +139,8 @@ async def test_a_view_is_renewed_once(floor: Floor) -> None:
         (calling(), "the answer is empty: neither text nor a tool call"),
         (calling(text=" \n"), "the answer is empty: neither text nor a tool call"),
         (
-            calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}}</tool_call>'),
+            calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}</tool_call>'),
             "the answer has a tool call written as text, which is not executed",
-        ),
-        (
-            msgspec.structs.replace(calling(), is_legacy_call=True),
-            "the answer has a function_call, the form that preceded tool calls, which is not executed",
         ),
     ],
 )

@@ -38,7 +38,7 @@ async def test_a_model_sees_its_last_decisions_newest_first_and_why_calls_were_r
     too_much = calling(opening(), opening(symbol="ETH", leverage=99), ("closePosition", {"symbol": 7}))
     floor.provider.scripts["ada"] = [too_much, hold("in")]
     await floor.cycle()
-    floor.provider.scripts["ada"] = [calling(text="I wait.")]
+    floor.provider.scripts["ada"] = [calling(("fetchOrderBook", {"symbol": "BTC"})), calling(text="I wait.")]
     await floor.cycle()
     _, data = asked(floor.provider.turns[-1])
     lines = [line.partition("Z ")[2] for line in data["decisions"]]

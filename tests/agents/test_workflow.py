@@ -195,7 +195,7 @@ async def test_a_refusal_by_the_exchange_is_recorded_as_rejected(floor: Floor) -
     [
         ("createPosition", '{"symbol": "BTC"', "not JSON"),
         ("createPosition", {"symbol": "BTC"}, "side: required: expected one of LONG, SHORT; quantity: required"),
-        ("createPosition", opening(quantity="0.1")[1], 'quantity: expected a number above 0 up to 1e+12, got "0.1"'),
+        ("createPosition", opening(quantity="0,1")[1], 'quantity: expected a number above 0 up to 1e+12, got "0,1"'),
         ("closePosition", {"symbol": "BTC", "all": True}, "all: unknown field; known are symbol, fraction"),
         ("closePosition", {"symbol": "DOGE"}, "There is no market 'DOGE'; the markets are BTC, ETH, SOL."),
         ("withdraw", {}, "There is no tool 'withdraw'"),
@@ -249,10 +249,55 @@ async def test_the_settings_bound_the_tokens(database: Database) -> None:
 
 
 async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
-    record = await run_one(floor, calling(text="I only talk."))
+    look = calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"}))
+    record = await run_one(floor, look, calling(text="I only talk."))
     assert (record.invocation.status, record.invocation.response) == ("completed", "I only talk.")
-    assert floor.progress()[-2].details["endedBy"] == "answer"
-    assert record.tool_calls == ()
+    assert record.invocation.ended_by == floor.progress()[-2].details["endedBy"] == "answer"
+
+
+async def test_a_model_that_only_talks_fails_has_a_warning_and_no_decided_cycle(floor: Floor) -> None:
+    for _ in range(3):
+        record = await run_one(floor, calling(text="I would hold."))
+        invocation = record.invocation
+        assert (invocation.status, invocation.ended_by, invocation.step_count) == ("failed", "calls", 2)
+        assert invocation.failure_reason == "the answer has no tool call, for the second time"
+        assert "Call a tool; `holding` ends the cycle." in floor.provider.turns[-1].messages[-1]["content"]
+    assert "ada failed 3 times in a row: the answer has no tool call" in (floor.agents.warnings().summary or "")
+    async with floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT (finished, failed) FROM invocation_counts") == (3, 3)
+
+
+async def test_three_answers_with_the_same_bad_call_end_the_invocation(floor: Floor) -> None:
+    record = await run_one(floor, calling(("closePosition", {"all": True}), ("closePosition", {"all": True})))
+    assert (record.invocation.status, record.invocation.ended_by, record.invocation.step_count) == (
+        "failed",
+        "calls",
+        3,
+    )
+    assert "calls of 3 answers failed for the same reason: Bad arguments" in (record.invocation.failure_reason or "")
+
+
+async def test_ten_different_bad_calls_are_no_decision(floor: Floor) -> None:
+    record = await run_one(floor, *[calling((f"withdraw{number}", {})) for number in range(10)])
+    assert (record.invocation.status, record.invocation.ended_by) == ("failed", "calls")
+    assert record.invocation.failure_reason == "the invocation ended without a valid tool call (steps)"
+
+
+async def test_calls_left_in_the_text_are_executed_and_recorded_as_such(floor: Floor) -> None:
+    name, arguments = opening(quantity="0.1", confidence=0.7)
+    left = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    calls = (name, arguments), ("updateExitPlan", {"symbol": "BTC", "stop": 91_000, "target": 0})
+    text = "".join(left.format(tool, orjson.dumps(given).decode()) for tool, given in calls)
+    record = await run_one(floor, calling(text=f"<think><tool_call></think>Up.{text}"), hold("in"))
+    assert [call.status for call in record.tool_calls] == ["ok", "ok", "ok"]
+    raw = record.tool_calls[0].metadata["raw"]
+    assert (raw["form"], orjson.loads(raw["sent"])["confidence"]) == ("Kimi", 0.7)
+    position = floor.exchange.account("ada").positions["BTC"]
+    assert (position.quantity, position.confidence) == (Decimal("0.1"), Decimal(70))
+    told = floor.provider.turns[1].messages
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[-1]["content"].count("Result of ") == 2
+    assert told[-1]["content"].count("`confidence` is in percent") == 1
 
 
 @pytest.mark.parametrize(
@@ -272,8 +317,8 @@ async def test_an_answer_cut_off_before_any_call_is_a_failure(
 
 async def test_an_answer_cut_off_by_the_token_budget_ends_the_invocation(floor: Floor) -> None:
     record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), cut_by="length"))
-    assert record.invocation.status == "completed"
-    assert floor.progress()[-2].details["endedBy"] == "tokens"
+    assert (record.invocation.status, record.invocation.ended_by) == ("failed", "calls")
+    assert record.invocation.failure_reason == "the invocation ended without a valid tool call (tokens)"
 
 
 async def test_provider_failure_affects_only_its_invocation(floor: Floor) -> None:

@@ -18,7 +18,7 @@ from support.served import make_stream_app
 from support.sse import RUN, workflow_step
 from support.waiting import turns, until
 
-from trader.agents.calls import EndedBy
+from trader.agents.domain.invocations import EndedBy
 from trader.api.schemas.models import FinishedStatus
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Broadcasters, Timing
@@ -284,7 +284,7 @@ async def test_an_event_that_does_not_match_its_schema_is_logged_and_not_sent(
 async def test_a_run_may_end_in_every_way_that_the_service_knows() -> None:
     ends = [("workflow:complete", {"status": "completed", "endedBy": end}) for end in get_args(EndedBy)]
     ends += [
-        ("workflow:failed", {"status": status, "failureReason": "why"})
+        ("workflow:failed", {"status": status, "endedBy": "error", "failureReason": "why"})
         for status in get_args(FinishedStatus)
         if status != "completed"
     ]

@@ -374,3 +374,37 @@ def test_requests_to_a_masked_model_contain_no_market_date_or_price(
     assert result(tmp_path / "again")["ledgerSha256"] == result(tmp_path / "asked")["ledgerSha256"]
     assert backtest(data, tmp_path / "plain", "--models-from", cassette, "--thinking", "off") == 0
     assert [account["id"] for account in result(tmp_path / "plain")["accounts"]] == ["one"]
+
+
+def test_calls_refused_before_decoding_and_failed_cycles_are_listed(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider.always = [call(1, "createPosition", symbol="BTC"), call(2, "sell", symbol="BTC"), call(3, "holding")]
+    assert backtest(data, tmp_path / "run", "--models", str(models), "--budget-usd", "1") == 0
+    (account,) = result(tmp_path / "run")["accounts"]
+    assert [(each["rule"], each["count"]) for each in account["refused"]] == [("failed", 21)]
+    assert account["ended"] == {"holding": 7}
+    assert "one: refused: 21 failed (Bad arguments: reason: required" in capsys.readouterr().out
+    assert (tmp_path / "run" / "decisions.csv").read_text().count("There is no tool 'sell'") == 7
+    models.write_text(MODELS.replace("lab/one", "lab/talks"))
+    provider.always = []
+    assert backtest(data, tmp_path / "talk", "--models", str(models), "--budget-usd", "1") == 0
+    (account,) = result(tmp_path / "talk")["accounts"]
+    assert (account["decisions"], account["ended"]) == (0, {"calls": 7})
+    assert "one: failed cycles, which decide nothing, ended 7 by calls" in capsys.readouterr().out
+
+
+def test_a_changed_field_of_the_provider_asks_again(
+    data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trading_provider() as provider:
+        monkeypatch.setenv("LAB_API_KEY", KEY)
+        own = f'[[providers]]\nname = "lab"\nbase_url = "{provider.url}"\nkey_variable = "LAB_API_KEY"\n'
+        own += f'key_host = "{provider.url.split("/")[2]}"\n'
+        options = ("--models", str(models), "--budget-usd", "1", "--cassette", str(tmp_path / "kept"))
+        sending = "--send-keys-to", provider.url.split("/")[2]
+        for number, (temperature, asked) in enumerate(((0.1, True), (0.1, False), (0.2, True))):
+            before = provider.requests
+            models.write_text(f"{own}request = {{temperature = {temperature}}}\n{MODELS.replace('openai', 'lab')}")
+            assert backtest(data, tmp_path / f"run{number}", *options, *sending) == 0
+            assert (provider.requests > before) == asked

@@ -54,11 +54,11 @@ class InventedDecisions(DecisionSource):
         record = session.record = InvocationRecord(self._model, began_at)
         followed.decisions += 1
         if rng.random() < FAILS:
-            record.close("failed", "ProviderError: HTTP 429, rate limit exceeded", None, session.now())
+            record.close("failed", "error", "ProviderError: HTTP 429, rate limit exceeded", None, session.now())
         else:
             requests = [await self._call(session, record, decision) for decision in self._decisions(session)]
             self._answer(record, tuple(requests))
-            record.close("completed", None, "The exit plans in place are still right.", session.now())
+            record.close("completed", "holding", None, "The exit plans in place are still right.", session.now())
         assert followed.finished is not None, "only a journal of invocations wants invented ones"
         followed.finished.append(record)
 

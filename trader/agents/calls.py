@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, storable
 from trader.agents.domain.guard import STALE_DECISION
-from trader.agents.domain.invocations import InvocationStatus, ToolCallStatus
+from trader.agents.domain.invocations import EndedBy, InvocationStatus, ToolCallStatus
 from trader.agents.domain.messages import account_json, failed
 from trader.agents.domain.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding
 from trader.agents.execute import InvocationEnvironment, execute
@@ -22,16 +22,14 @@ STEP_TEXT_MAX: Final = 4_000
 CLOSING_S: Final = 1.5
 """How long a canceled invocation may take to write its record."""
 
-EndedBy = Literal["holding", "answer", "steps", "tokens", "deadline"]
-"""What ended a completed invocation: the model (by a call, or by an answer without one), a limit, or a deadline."""
-
 _log = logging.getLogger("trader.agents")
 
 
 class CallExecutor:
     """Executes the calls of one invocation, whether they come from an AI provider, a rule agent or an external agent.
 
-    `is_stale`: a call came too long after the view it was based on.
+    `is_stale`: a call came too long after the view it was based on. `has_valid_call`: a call was executed, or refused
+    by the guard or the exchange.
     """
 
     def __init__(self, record: InvocationRecord, environment: InvocationEnvironment, events: EventBus) -> None:
@@ -41,6 +39,7 @@ class CallExecutor:
         self._events = events
         self.is_stale = False
         self.has_traded = False
+        self.has_valid_call = False
         self.reasons: list[str] = []
         self._text: str | None = None
 
@@ -93,6 +92,7 @@ class CallExecutor:
         """Record a finished call, and publish it without fetched data, which is too long."""
         is_fetched = isinstance(decision, FetchIndicators | FetchOrderBook) and status == "ok"
         call = self._record.add_call(number, request, decision, status, result, self._environment.now())
+        self.has_valid_call |= status != "failed"
         details = {
             "number": number,
             "callType": call.type,
@@ -113,19 +113,14 @@ class CallExecutor:
         self._events.publish(WorkflowProgress(kind, self._environment.now(), model | details))
 
     async def finish(
-        self,
-        status: InvocationStatus,
-        reason: str | None,
-        *,
-        ended_by: EndedBy | None = None,
-        at: datetime | None = None,
+        self, status: InvocationStatus, ended_by: EndedBy, reason: str | None = None, at: datetime | None = None
     ) -> None:
-        """Close the record, write it and publish the end, now or at `at`.
+        """Close the record, write it and publish the end, now or at `at`. `reason` is why it failed.
 
         A failed write is left to a later `save`.
         """
         response = "\n\n".join(filter(None, [self._text, *self.reasons])) or None
-        self._record.close(status, reason, response, at or self._environment.now())
+        self._record.close(status, ended_by, reason, response, at or self._environment.now())
         try:
             await self._write(CLOSING_S if reason == INTERRUPTED else None)
         except asyncio.CancelledError:
@@ -137,7 +132,7 @@ class CallExecutor:
             self.publish("workflow:complete", {**details, "endedBy": ended_by})
             level, end = logging.DEBUG, f", ended by {ended_by}"
         else:
-            self.publish("workflow:failed", {**details, "failureReason": reason})
+            self.publish("workflow:failed", {**details, "endedBy": ended_by, "failureReason": reason})
             level, end = logging.WARNING, f": {reason}"
         _log.log(level, "%s: %s after %d steps and %d tool calls%s", self._model.id, status, steps, calls, end)
 

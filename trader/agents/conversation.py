@@ -3,18 +3,19 @@
 import asyncio
 import logging
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trader.agents.domain.conversation import ChatMessage, ModelAnswer, Turn
+from trader.agents.domain.as_written import contains_tool_call
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, refusal_in
+from trader.agents.domain.messages import tool_message
 from trader.agents.domain.models import Model
-from trader.agents.domain.prompt import estimated_tokens, opening_messages
-from trader.agents.domain.tools import contains_tool_call
+from trader.agents.domain.prompt import estimated_tokens, json_text, opening_messages
 from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS
-from trader.core.errors import MarketUnavailable, ProviderError, ProviderTimeout
+from trader.core.errors import MarketUnavailable, NoUsableCall, ProviderError, ProviderTimeout
 
 WAIT_LIMIT_S: Final = 20.0
 """Longest total wait for keys in cooldown while an invocation has not traded; after a trade it waits until its end."""
@@ -64,12 +65,14 @@ class Conversation:
         self._ends_at_s = asyncio.get_running_loop().time() + limits.seconds
         self._waited_s = 0.0
         self._was_corrected = False
+        self._was_told_reading = False
         self._messages: list[ChatMessage] = []
         self.view: View
         self.tokens_left = limits.tokens
         """The invocation's remaining tokens, with unreported attempts counted at their maximum."""
 
         self.was_renewed = False
+        self.has_called = False
         self.has_traded = False
         self.is_prompt_cut = False
         """Whether the provider counted less than half of the first prompt's tokens: it truncated the prompt."""
@@ -155,7 +158,7 @@ class Conversation:
         self.was_renewed = True
         await self._look()
         opening = self._opening()
-        if self._messages[-1]["role"] == "user":
+        if len(self._messages) == len(opening):
             self._messages[:] = opening
         else:
             self.add_note(f"The view above is old. {opening[-1]['content']}")
@@ -165,11 +168,11 @@ class Conversation:
 
         :raises ProviderError: it was corrected before
         """
-        flaw = _flaw(answer) if self._provider.is_remote else None
-        if flaw is None:
+        flaw = _flaw(answer, must_call=self._model.calls_tools and not self.has_called)
+        if flaw is None or not self._provider.is_remote:
             return False
         if self._was_corrected:
-            raise ProviderError(f"{flaw}, for the second time")
+            raise NoUsableCall(f"{flaw}, for the second time")
         self._was_corrected = True
         _log.info("%s: %s", self._model.id, flaw)
         self.add_note(f"Your last answer could not be used: {flaw}. Call a tool; `holding` ends the cycle.")
@@ -178,6 +181,25 @@ class Conversation:
     def add(self, message: ChatMessage) -> None:
         """Add a message from the model, or the result of a call."""
         self._messages.append(message)
+
+    def add_result(self, request: ToolRequest, result: dict[str, Any]) -> None:
+        """Add the result of a call: as a tool's, or in words if the call was read from the model's text.
+
+        The first time that arguments were written in another form, say how they were read.
+        """
+        if request.form is None:
+            self.add(tool_message(request.id, result))
+        else:
+            told = f"Result of {request.name}, which your answer contains as text: {json_text(result)}"
+            if self._messages[-1]["role"] == "user":
+                self.add_note(told)
+            else:
+                self.add({"role": "user", "content": told})
+        if request.sent is not None and not self._was_told_reading:
+            self._was_told_reading = True
+            self.add_note(
+                f"The arguments of {request.name} were read as {request.arguments}; `confidence` is in percent."
+            )
 
     def add_note(self, note: str) -> None:
         """Add to the next text that the model reads: some providers refuse a separate message after tool results."""
@@ -204,14 +226,15 @@ class Conversation:
         return max(0.0, left_s if self.has_traded else min(left_s, WAIT_LIMIT_S - self._waited_s))
 
 
-def _flaw(answer: ModelAnswer) -> str | None:
-    """Return why an answer that looks complete decides nothing; None for any other answer."""
+def _flaw(answer: ModelAnswer, *, must_call: bool) -> str | None:
+    """Return why an answer that looks complete decides nothing; None for any other answer.
+
+    `must_call`: the model has made no valid call yet, so a text alone ends nothing.
+    """
     if answer.calls or answer.cut_by is not None:
         return None
-    if answer.is_legacy_call:
-        return "the answer has a function_call, the form that preceded tool calls, which is not executed"
     if not (answer.text or "").strip():
         return "the answer is empty: neither text nor a tool call"
     if contains_tool_call(answer.text or ""):
         return "the answer has a tool call written as text, which is not executed"
-    return None
+    return "the answer has no tool call" if must_call and refusal_in(answer) is None else None

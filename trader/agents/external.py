@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn
 from uuid import UUID, uuid4
 
-from trader.agents.calls import CallExecutor, EndedBy
+from trader.agents.calls import CallExecutor
 from trader.agents.desk import AccountState, AgentDesk, OpenDecision, view_expired
-from trader.agents.domain.invocations import ToolCall
+from trader.agents.domain.invocations import EndedBy, ToolCall
 from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.domain.tools import (
@@ -318,11 +318,13 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         if self._open.get(opened.record.model.id) is opened:  # else this process has lost its lock in the meantime
             del self._open[opened.record.model.id]
         if failure is not None:
-            await opened.calls.finish("failed", failure)
+            await opened.calls.finish("failed", "error", failure)
         elif ended_by is None:
-            await opened.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
+            await opened.calls.finish(
+                "timeout", "timeout", "the agent did not decide before the deadline of its view", at=at
+            )
         else:
-            await opened.calls.finish("completed", None, ended_by=ended_by, at=at)
+            await opened.calls.finish("completed", ended_by, at=at)
         if opened.record.is_unsaved:
             if opened.record.term == self._exchange.term:  # else the next leader ends it, and no save may succeed
                 self._unsaved.append(opened.record)

@@ -14,6 +14,7 @@ from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.guard import Approved, orders_of_call
 from trader.agents.domain.invocation_digest import ChainRecord, record_digest, shown_digest
 from trader.agents.domain.invocations import (
+    EndedBy,
     Invocation,
     InvocationStatus,
     Step,
@@ -272,11 +273,14 @@ class InvocationRecord:
         """Clear the pending order: its answer has been added."""
         self._pending = None
 
-    def close(self, status: InvocationStatus, reason: str | None, response: str | None, at: datetime) -> None:
+    def close(
+        self, status: InvocationStatus, ended_by: EndedBy, reason: str | None, response: str | None, at: datetime
+    ) -> None:
         """Set the end of the invocation; `save` writes it."""
         self.invocation = msgspec.structs.replace(
             self.invocation,
             status=status,
+            ended_by=ended_by,
             failure_reason=None if reason is None else storable(reason),
             response=None if response is None else storable(response)[:RESPONSE_MAX],
             finished_at=max(at, self.invocation.started_at),

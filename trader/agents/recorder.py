@@ -104,7 +104,7 @@ class InvocationRecorder(InvocationRecord):
             self.set_entrant(await self._entrants.enter(self.model, self.invocation.started_at))
             return await self._insert()
         except Unavailable as error:
-            self.close("failed", f"it could not be started: {error}", None, self.invocation.started_at)
+            self.close("failed", "error", f"it could not be started: {error}", None, self.invocation.started_at)
             raise
 
     async def _insert(self) -> bool:

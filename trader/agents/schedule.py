@@ -61,7 +61,8 @@ _log = logging.getLogger("trader.agents")
 class InvocationScheduler:
     """Owns every invocation. Models with the same name at the same provider share slots, and wait until one is free.
 
-    `skipped` counts the cycles that skipped models because they were still running or waiting.
+    `skipped` counts the cycles that skipped models because they were still running or waiting, and `ends` what ended
+    the invocations.
     """
 
     def __init__(self, services: AgentServices) -> None:
@@ -98,6 +99,7 @@ class InvocationScheduler:
         self._unsaved: deque[InvocationRecorder] = deque(maxlen=UNSAVED_MAX)
         self._is_closing = False
         self.skipped: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
@@ -298,6 +300,7 @@ class InvocationScheduler:
         if price_warning is None and (price_warning := self.budgets.price_warning(model)) is not None:
             _log.warning("%s", price_warning)
         self._failures.add(record.invocation)
+        self.ends[record.invocation.ended_by or "error"] += 1
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))

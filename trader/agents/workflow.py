@@ -1,23 +1,23 @@
 """The trading workflow: one invocation of a model, from its view of the market to the record of its actions.
 
-An invocation ends in one of three ways, and each is recorded: completed, failed (with the reason) or timeout. Orders
-pass the guard and carry ids derived from the invocation's id, so none is placed twice.
+An invocation ends in one of three ways, and each is recorded: completed, failed (with the reason) or timeout. One in
+which an AI model made no valid call has failed. Orders pass the guard and carry ids derived from the invocation's id,
+so none is placed twice.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from trader.agents.calls import CallExecutor, EndedBy
+from trader.agents.calls import CallExecutor
 from trader.agents.conversation import Conversation, InvocationLimits
+from trader.agents.domain.as_written import readable, with_calls_of_text
 from trader.agents.domain.conversation import ModelAnswer, refusal_in
 from trader.agents.domain.guard import GuardRefusal
-from trader.agents.domain.messages import (
-    failed,
-    refused,
-    tool_message,
-)
+from trader.agents.domain.invocations import EndedBy
+from trader.agents.domain.messages import failed, refused
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import CALLS_MAX, ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
 from trader.agents.execute import InvocationEnvironment
@@ -25,13 +25,13 @@ from trader.agents.model_warnings import INTERRUPTED
 from trader.agents.providers.providers import Provider, answer_tokens_max, answer_tokens_min
 from trader.agents.record import InvocationRecord
 from trader.core.clock import iso
-from trader.core.errors import (
-    ProviderError,
-    TraderError,
-)
+from trader.core.errors import NoUsableCall, ProviderError, TraderError
 from trader.core.events import EventBus
 
 STEPS_MAX: Final = 10
+EQUAL_FAILURES_MAX: Final = 3
+"""So many answers whose calls fail for the same reason end an invocation."""
+
 HOLDING_BESIDE_ORDER: Final = GuardRefusal(
     "holding",
     "An answer either places orders or holds. The other calls of this answer were executed, so do not repeat them: "
@@ -60,6 +60,7 @@ class Workflow:
         self._conversation: Conversation
         self.is_prompt_cut = False
         self._calls = CallExecutor(record, environment, events)
+        self._failures: Counter[str] = Counter()
 
     async def execute(self) -> None:
         """Run the invocation to its end and record it.
@@ -73,18 +74,21 @@ class Workflow:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 ended_by = await self._converse()
+                if self._model.calls_tools and not self._calls.has_valid_call:
+                    raise NoUsableCall(f"the invocation ended without a valid tool call ({ended_by})")
         except TimeoutError:
-            await self._calls.finish("timeout", f"the invocation took longer than {self._limits.seconds:g} s")
+            late = f"the invocation took longer than {self._limits.seconds:g} s"
+            await self._calls.finish("timeout", "timeout", late)
         except TraderError as error:
-            await self._calls.finish("failed", str(error))
+            await self._calls.finish("failed", "calls" if isinstance(error, NoUsableCall) else "error", str(error))
         except asyncio.CancelledError:
-            await self._calls.finish("failed", INTERRUPTED)
+            await self._calls.finish("failed", "interruption", INTERRUPTED)
             raise
         except BaseException as error:
-            await self._calls.finish("failed", f"internal error ({type(error).__name__})")
+            await self._calls.finish("failed", "error", f"internal error ({type(error).__name__})")
             raise
         else:
-            await self._calls.finish("completed", None, ended_by=ended_by)
+            await self._calls.finish("completed", ended_by)
 
     async def _converse(self) -> EndedBy:
         provider = self._provider()
@@ -130,6 +134,8 @@ class Workflow:
 
     async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
         answer = await self._conversation.ask(number, answer_tokens_max)
+        if self._model.calls_tools:
+            answer = with_calls_of_text(answer, number)
         self.is_prompt_cut = self._conversation.is_prompt_cut
         self._calls.record_step(provider.name, answer)
         return answer
@@ -138,8 +144,10 @@ class Workflow:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
         has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
-        for request in answer.calls:
+        failures = set()
+        for sent in answer.calls:
             has_all = self._model.is_external or self._model.provider == "strategy"
+            request = readable(sent) if self._model.calls_tools else sent
             decision = decode(request, RECORDED_TOOLS if has_all else TOOLS)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
@@ -151,7 +159,11 @@ class Workflow:
             else:
                 result = await self._calls.execute(number, request, decision)
                 ended = ended or isinstance(decision, Holding)
-            self._conversation.add(tool_message(request.id, result))
+            if "error" in result:
+                failures.add(result["error"])
+            self._conversation.add_result(request, result)
+        self._failures.update(failures)
+        self._conversation.has_called = self._calls.has_valid_call
         self._conversation.has_traded = self._calls.has_traded
         if answer.calls_left_out:
             done = len(answer.calls)
@@ -161,6 +173,9 @@ class Workflow:
             ended = False
         if not ended:
             await self._record.save()
+        for error, count in self._failures.items():
+            if count >= EQUAL_FAILURES_MAX and self._model.calls_tools and not ended:
+                raise NoUsableCall(f"calls of {count} answers failed for the same reason: {error}")
         return ended
 
 

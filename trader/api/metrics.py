@@ -121,6 +121,7 @@ def _models_of(agents: InvocationScheduler) -> Iterator[Metric]:
     waiting = len(agents.waiting())
     yield GaugeMetricFamily("trader_models_waiting", "Models waiting for a slot.", waiting)
     yield _counters("trader_model_cycles_skipped", "Cycles in which a model was skipped.", "state", agents.skipped)
+    yield _counters("trader_model_invocations", "Invocations by what ended them.", "ended_by", agents.ends)
     failing = {model_id: failure.in_a_row for model_id, failure in agents.failing().items()}
     yield _gauges("trader_model_failures", "Consecutive failures of a model with three or more.", "model", failing)
     in_cooldown = dict.fromkeys(agents.in_cooldown(), 1)

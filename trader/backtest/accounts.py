@@ -138,7 +138,7 @@ class DecisionCycle:
         for number, decision in enumerate(held, len(self.record.calls) + 1):
             self.add(number, decision, HELD, at)
         reasons = "; ".join(decision.reason for decision in self._holding)
-        self.record.close("completed", None, reasons or None, at)
+        self.record.close("completed", "holding", None, reasons or None, at)
 
 
 class BacktestAccount(FollowedAccount):
@@ -193,6 +193,9 @@ class BacktestAccount(FollowedAccount):
         """The halt that its agent asked for, if any, which nobody lifts."""
 
         self.outcomes: list[DecisionOutcome] = []
+        self.ends: Counter[str] = Counter()
+        """What ended the invocations of an agent that the workflow asks, with their number."""
+
         self.finished: list[InvocationRecord] | None = None
         """The records of invocations that have ended since the last collection; None if they are not collected."""
 

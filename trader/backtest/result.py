@@ -55,6 +55,7 @@ def account_value(standing: RankedModel, followed: ModelAccount, starts_at: date
         "tradesWithinMinute": standing.account.within_minute,
         "decisions": standing.account.invocations,
         "refused": refused,
+        "ended": dict(followed.ends),
         "gross": standing.account.gross,
         "fees": standing.account.fees + standing.account.liquidation_fees,
         "funding": standing.account.funding,

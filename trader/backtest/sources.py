@@ -28,7 +28,7 @@ from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
-from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionSource
+from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionOutcome, DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers, KeptDecisions
 from trader.backtest.masking import MaskedPeek, MaskedSession
@@ -166,6 +166,7 @@ class WorkflowSource(DecisionSource):
         done = record.invocation
         followed.decisions += record.is_completed
         followed.missed += not record.is_completed
+        followed.ends[done.ended_by or "error"] += 1
         self._last_at = done.started_at
         if done.step_count:
             self._looked_at = began_at
@@ -179,6 +180,9 @@ class WorkflowSource(DecisionSource):
             if isinstance(decision, Change) and call.metadata["results"]:
                 at = call.created_at if self._inverse is None else self._inverse.apply(call.created_at)
                 followed.report(at, call.number, decision, (call.status, call.metadata["results"][0]))
+            elif call.status == "failed":  # refused before it was decoded, or no decision about the books
+                tool, error = call.metadata["raw"]["name"], call.metadata["results"][0].get("error")
+                followed.outcomes.append(DecisionOutcome(call.created_at, tool, "", call.status, None, error))
         if followed.finished is not None:
             followed.finished.append(record)
 

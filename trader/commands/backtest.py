@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from trader.agents.domain.invocations import FAILED_ENDS
 from trader.backtest.execution import LEDGER, REPORT, BacktestListener, Interrupts, execute
 from trader.backtest.run import CAUSES, compare_conditions
 from trader.backtest.spec import DECISIONS, RESULT, BacktestSpec, conditions_of, every_of, params_of
@@ -228,6 +229,9 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: Bac
     yield from capacity_lines(value["capacity"])
     yield from model_lines(value)
     yield from (refused_line(account) for account in value["accounts"] if account["refused"])
+    for account in value["accounts"]:
+        if failed := ", ".join(f"{count:,} by {end}" for end, count in account["ended"].items() if end in FAILED_ENDS):
+            yield f"{account['id']}: failed cycles, which decide nothing, ended {failed}"
     for account in value["accounts"]:
         yield deflated_line(account["id"], account["deflated"])
     if not value["complete"] and value["ended"] is None:

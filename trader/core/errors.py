@@ -100,6 +100,10 @@ class ProviderTimeout(ProviderError):
     """An AI provider did not answer in time, so the market it was asked about has moved on."""
 
 
+class NoUsableCall(ProviderError):
+    """A model answered, but made no call that can be executed."""
+
+
 class WebhookError(TraderError):
     """The webhook of an external agent gave no usable answer; the message contains no secret.
 

@@ -4,8 +4,7 @@
 (`OrderGateway`) and reads the venue's records (`AccountRecords`). The types are independent of the venue: orders and
 fills come from `trader.exchange.domain.venue_orders`, outcomes, order states and funding from
 `trader.live.domain.orders`, and reports from `trader.live.domain.reconciliation`. Start a new venue from
-`tests/support/venue_template.py`
-and register it in `venues.py`.
+`tests/support/venue_template.py`, and register it in `venues.py`.
 
 Every method that reads raises `MarketDataError` when the venue does not answer or its answer is invalid. Nothing is
 guessed: an order whose answer was lost is `Unknown` until the venue shows it or can no longer execute it.

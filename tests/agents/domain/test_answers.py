@@ -1,11 +1,13 @@
 """Texts that contain a tool call as prose or are refusals, and texts that only mention tools."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from support.trading_floor import calling
 
-from trader.agents.domain.conversation import refusal_in
-from trader.agents.domain.tools import contains_tool_call
+from trader.agents.domain.as_written import contains_tool_call
+from trader.agents.domain.conversation import reasoning_in, refusal_in
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,23 @@ def test_a_text_about_tools_is_not_a_call(text: str) -> None:
 )
 def test_a_refusal_is_found(text: str) -> None:
     assert refusal_in(calling(text=text)) == text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"reasoning_content": "It falls."},
+        {"reasoning": " It falls.\n", "reasoning_details": [{"type": "reasoning.text", "text": "It falls."}]},
+        {"reasoning_details": [{"type": "reasoning.summary", "summary": "It falls."}, {"data": "gAAA"}]},
+        {"native": [{"type": "thinking", "thinking": "It falls.", "signature": "x"}, {"type": "text", "text": "No."}]},
+        {"native": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "It falls."}]}]},
+        {"native": [{"thought": True, "text": "It falls."}, {"text": "No."}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "It falls."}]}]},
+    ],
+)
+def test_what_a_model_thought_is_found(message: dict[str, Any]) -> None:
+    assert reasoning_in(message) == "It falls."
+    assert reasoning_in({"role": "assistant", "content": "No.", "native": [{"type": "text", "text": "No."}]}) is None
 
 
 @pytest.mark.parametrize("text", ["I cannot open BTC at 10x: the leverage cap is 5.", "Nothing to do.", ""])

@@ -192,6 +192,49 @@ async def test_a_streamed_completion_is_joined() -> None:
     assert (answer.input_tokens, answer.output_tokens, answer.model) == (100, 20, "qwen")
 
 
+def part(arguments: Any, name: str | None = "holding", **more: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}, **more}]}
+
+
+A, B = '{"reason": "a"}', '{"reason": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("deltas", "calls"),
+    [
+        ([part(A, id="a", index=0), part(B, id="b", index=0)], [("a", A), ("b", B)]),
+        ([part(A, id="a", index=None), part(B, id="b", index=None)], [("a", A), ("b", B)]),
+        ([part(A, id="a"), part(B, id="b")], [("a", A), ("b", B)]),
+        ([part(A, id="a", index="0"), part(B, id="b", index="1")], [("a", A), ("b", B)]),
+        ([part("", id="a", index=0), part(A[:5], None, index=0), part(A[5:], None, id="a", index=7)], [("a", A)]),
+        ([part(A[:5], id="a"), part(A[5:], None), part(B[:3], id="b"), part(B[3:], None)], [("a", A), ("b", B)]),
+        ([part("", id="a", index=0), part("", id="b", index=1), part(A, None, index=0), part(B, None, index=1)],
+         [("a", A), ("b", B)]),
+        ([part(A[:5], id="a", index=0), part(B[:5], id="b", index=0), part(A[5:], None, id="a", index=0),
+          part(B[5:], None, id="b", index=0)], [("a", A), ("b", B)]),
+        ([part(A[:5], id="a", index=0), part(A[5:], id="a", index=0)], [("a", A)]),
+        ([part({"reason": "a"}, id="a", index=0), part({"reason": "b"}, id="b", index=0)], [("a", A), ("b", B)]),
+        ([part(A, id="a", index=0), part(A, id="a", index=1)], [("a", A)]),
+        ([part(A, id="a", index=0), part(B, id="a", index=0)], [("a", A), ("call_1_2", B)]),
+        ([part(A, index=0), part(B, index=0)], [("call_1_1", A), ("call_1_2", B)]),
+        ([part(A), part(B)], [("call_1_1", A), ("call_1_2", B)]),
+        ([part(A[:5], index=0), part(A[5:], None, index=0), part(B, index=1)], [("call_1_1", A), ("call_1_2", B)]),
+        ([part(B, id="b", index=1), part(A, id="a", index=0)], [("a", A), ("b", B)]),
+        ([part("{}", id="a", index=0), part(A, None, index=0)], [("a", A)]),
+        ([{"tool_calls": [{"id": "a", "function": None}]}, part(A)], [("a", A)]),
+    ],
+)  # fmt: skip
+async def test_streamed_calls_are_told_apart_by_id(deltas: list[dict[str, Any]], calls: list[tuple[str, str]]) -> None:
+    body = chunks(*deltas, usage={"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120})
+    async with client_of("chat", body, "text/event-stream", stream=True) as client:
+        answer = await client.answer(TURN)
+    assert [(call.id, orjson.loads(call.arguments)) for call in answer.calls] == [
+        (call_id, orjson.loads(arguments)) for call_id, arguments in calls
+    ]
+    assert [call["id"] for call in answer.message["tool_calls"]] == [call_id for call_id, _ in calls]
+    assert {call.name for call in answer.calls} == {"holding"}
+
+
 RESPONSES_STREAM = (
     b'event: response.created\ndata: {"type": "response.created", "response": {}}\n\nevent: response.completed\ndata: '
     + orjson.dumps({"type": "response.completed", "response": {"output": [{"type": "message", "content": []}]}})

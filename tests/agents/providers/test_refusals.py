@@ -72,6 +72,9 @@ def encoded(error: Any) -> bytes:
             "tool_choice",
             {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice; remove tool_choice'}},
         ),
+        ("tool_choice", {"error": {"message": "Thinking may not be enabled when tool_choice forces tool use."}}),
+        ("tool_choice", {"error": {"message": "Only tool_choice=auto works here"}}),
+        ("tool_choice", {"error": {"message": "Tool choice must be auto"}}),
     ],
 )
 def test_a_field_that_is_refused_by_name_is_found(field: str, error: Any) -> None:

@@ -112,10 +112,8 @@ async def test_calls_beyond_the_limit_and_legacy_calls_are_detected(
     calls = [{"id": f"c{n}", "function": {"name": "holding", "arguments": "{}"}} for n in range(20)]
     answer = await read(fake, client, {"tool_calls": calls})
     assert (len(answer.calls), answer.calls_left_out, len(answer.message["tool_calls"])) == (16, 4, 16)
-    assert not answer.is_legacy_call
     answer = await read(fake, client, {"content": None, "function_call": {"name": "holding", "arguments": "{}"}})
-    assert (answer.calls, answer.is_legacy_call) == ((), True)
-    assert not (await read(fake, client, {**held(), "function_call": None})).is_legacy_call
+    assert answer.calls == ()
 
 
 @pytest.mark.parametrize(

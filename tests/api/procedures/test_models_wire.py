@@ -90,7 +90,7 @@ async def test_an_invocation_is_returned_in_full(caller: Caller) -> None:
     assert shown == {
         "id": str(record.invocation.id), "modelId": "ada", "modelName": "Ada", "modelVariant": "Apex",
         "modelLogo": None, "response": "all in\n\ntold off",
-        "status": "completed", "failureReason": None, "steps": 2, "inputTokens": 200,
+        "status": "completed", "endedBy": "holding", "failureReason": None, "steps": 2, "inputTokens": 200,
         "outputTokens": 200, "durationMs": 0, "timestamp": iso(record.invocation.started_at),
             "responsePayload": ['{"said": 1}', '{"said": 1}'],
     }  # fmt: skip

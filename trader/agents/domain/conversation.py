@@ -26,12 +26,16 @@ ChatMessage = dict[str, Any]
 """A message of the chat-completions protocol."""
 
 
-class ToolRequest(msgspec.Struct, frozen=True):
-    """A tool call that a model requests. `arguments` is JSON text as received, which may be invalid."""
+class ToolRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call that a model requests. `arguments` is JSON text, which may be invalid, and `sent` is as received if
+    they were written in another form. `form` is the form of a call that was read from the answer's text.
+    """
 
     id: str
     name: str
     arguments: str
+    form: str | None = None
+    sent: str | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +70,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     counts the attempts that may have cost unreported tokens, including failed ones before this answer; `unreported`
     is the maximum of those tokens, input and output. `duration_ms` is in real time, whatever the market clock
     (None: no provider was asked); `waited_s` is the part of it spent waiting for keys in cooldown. `calls_left_out`
-    counts the calls beyond the limit of an answer. `is_legacy_call`: it has a call in the form that preceded tools.
+    counts the calls beyond the limit of an answer.
     `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the provider (None: it is
     complete). `is_refusal`: the protocol reports a refusal by the model, and `text` has its words.
     """
@@ -89,7 +93,6 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int | None = None
     waited_s: float = 0.0
     calls_left_out: int = 0
-    is_legacy_call: bool = False
     is_refusal: bool = False
     cut_by: Literal["length", "content_filter"] | None = None
 
@@ -108,6 +111,26 @@ def storable(value: Any, depth: int = NESTED_MAX) -> Any:
     if isinstance(value, dict):
         return {storable(key): storable(item, depth - 1) for key, item in value.items()}
     return value
+
+
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "summary", "text")
+
+
+def reasoning_in(message: ChatMessage) -> str | None:
+    """Return what a model says that it thought, in a message of any protocol; None if it says nothing."""
+    listed = [part for name in ("native", "content") if isinstance(message.get(name), list) for part in message[name]]
+    parts = [
+        part for part in listed if isinstance(part, dict) and (part.get("type") in _THOUGHTS[1:4] or "thought" in part)
+    ]
+    return next(filter(None, map(_text_in, [*map(message.get, _THOUGHTS[:3]), parts])), None)
+
+
+def _text_in(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return next(filter(None, (_text_in(value.get(name)) for name in _THOUGHTS)), None)
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_text_in, value))) or None
+    return value.strip() or None if isinstance(value, str) else None
 
 
 def refusal_in(answer: ModelAnswer) -> str | None:

@@ -14,6 +14,11 @@ _NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
 """Namespace of invocation ids. Ids are derived, so a repeated replay writes the same rows."""
 
 InvocationStatus = Literal["running", "completed", "failed", "timeout"]
+EndedBy = Literal["holding", "answer", "steps", "tokens", "deadline", "calls", "error", "timeout", "interruption"]
+"""What ended an invocation: the model (by a call, or by an answer without one), a limit or a deadline; a failed one,
+the lack of a usable call, another error, its time limit, or the end of its process."""
+
+FAILED_ENDS: Final = ("calls", "error", "timeout", "interruption")
 ToolCallType = Literal[
     "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",
     "CANCEL_ORDER",
@@ -77,6 +82,7 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     status: InvocationStatus
     started_at: datetime
     finished_at: datetime | None = None
+    ended_by: EndedBy | None = None
     failure_reason: str | None = None
     response: str | None = None
     step_count: int = 0

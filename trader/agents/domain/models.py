@@ -282,6 +282,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a paid AI provider decides; rule agents and strategies from files cost nothing."""
         return self.provider not in CODE_PROVIDERS
 
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it is a model that its provider is asked for tool calls."""
+        return self.is_ai and not self.is_external
+
 
 def rule_model(variant: VariantId, created_at: datetime) -> Model:
     """Return the model of a variant's rule agent."""

@@ -279,18 +279,6 @@ TOOLS: Final[Mapping[str, type[Decision]]] = {
 }
 """The tools by the name that models call, which is the struct's name in camel case."""
 
-_NAMES: Final = "|".join(TOOLS)
-_CALL_AS_PROSE: Final = re.compile(
-    # the markup of open models for calls, if their server did not parse it
-    r"<[|｜]?/?(?:tool[_▁]calls?|function[_▁]calls?|tool_use|invoke)\b|<function=|\[TOOL_CALLS\]"
-    # a call as in a programming language, with arguments in braces, quoted or named
-    rf"|\b(?:{_NAMES})\((?:\s*[{{\"')]|\s*\w+\s*[=:])"
-    # the name followed by its arguments as JSON, possibly after a colon, quotes or a code fence
-    rf"|\b(?:{_NAMES})\b(?:[\"'`*:=\s]|json){{0,20}}\{{\s*[\"']"
-    # JSON containing the name of the tool
-    rf"|[\"'](?:name|function|tool|tool_name|action|recipient_name)[\"']\s*:\s*[\"'](?:functions\.)?(?:{_NAMES})[\"']"
-)
-
 ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
 """The tools that place an order; `holding` is refused in the same answer."""
 
@@ -395,8 +383,10 @@ def answer_of(request: ToolRequest, decision: Decision, model: str) -> ModelAnsw
 
 
 def raw_of(request: ToolRequest) -> dict[str, Any]:
-    """Return the call as received, for the record."""
-    return {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}
+    """Return the call for the record: as decoded, with the form that it had in a text and the arguments as received."""
+    kept = {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}
+    sent = None if request.sent is None else request.sent[:ARGUMENTS_MAX]
+    return kept | {name: value for name, value in (("form", request.form), ("sent", sent)) if value is not None}
 
 
 _KEPT = ("type", "enum", "description", "anyOf", "items")
@@ -453,8 +443,3 @@ def tool_schemas(symbols: tuple[str, ...]) -> list[dict[str, Any]]:
         if "symbol" in properties:
             properties["symbol"] = {"type": "string", "enum": list(symbols)}
     return tools
-
-
-def contains_tool_call(text: str) -> bool:
-    """Return whether a text contains a tool call in one of the forms that models write as prose."""
-    return _CALL_AS_PROSE.search(text) is not None

@@ -46,11 +46,15 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def request_digest(provider: str, turn: Turn) -> str:
     """Return the SHA-256 of a model's request as JSON with sorted keys: all that affects the answer, but no API key.
 
-    It includes the model's id, so that each replicate has its own answers.
+    It includes the fields and headers that the models file defines for the provider, and the model's id, so that each
+    replicate has its own answers.
     """
+    definition = turn.model.configuration.provider_definition
+    own = {} if definition is None else msgspec.to_builtins(definition)
     asked = {
         "id": turn.model.id,
         "provider": provider,
+        "ofProvider": {name: own[name] for name in ("protocol", "headers", "request", "limit_field") if name in own},
         "model": turn.model.router_model_name,
         "messages": turn.messages,
         "tools": tool_schemas(turn.symbols),

@@ -393,7 +393,7 @@ class ProviderClient:
                 raise msgspec.ValidationError("this protocol is not streamed")
             whole = self._wire.joined(events_of(content))
         reply = decode_reply(self._wire.completion(whole))
-        reply.raw = content.decode(errors="replace")
+        reply.raw = whole.decode(errors="replace")
         return reply
 
     def _failure(

@@ -6,6 +6,7 @@ unchanged, with reasoning and signatures.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
@@ -21,6 +22,9 @@ STREAM_END: Final = b"[DONE]"
 """The data of the event that ends a streamed chat completion."""
 
 CUT_OFF: Final = "the stream ended before the answer did"
+
+CALLS_OPEN_MAX: Final = 64
+"""A streamed piece may continue one of so many last calls."""
 
 JOINED_FIELDS: Final = frozenset({"data", "summary", "text", "thinking"})
 """The fields of an answer's part that arrive in pieces."""
@@ -128,7 +132,9 @@ class ChatWire:
         if finish is None:
             raise msgspec.ValidationError(CUT_OFF)
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+            places = [call.pop("index") for call in calls]
+            if None not in places and len(set(places)) == len(places):
+                message["tool_calls"] = [call for _, call in sorted(zip(places, calls, strict=True), key=itemgetter(0))]
         return msgspec.json.encode(whole)
 
 
@@ -146,22 +152,22 @@ class _Chunk(msgspec.Struct):
 
 class _FunctionDelta(msgspec.Struct, frozen=True):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class _CallDelta(msgspec.Struct):
-    index: int = 0
-    function: _FunctionDelta = _FunctionDelta()
+    id: Any = None
+    index: Any = None
+    function: _FunctionDelta | None = None
 
 
 def _add_delta(message: ChatMessage, delta: Body) -> None:
-    """Add a delta to a streamed message: append text and parts, merge calls by index, replace everything else."""
+    """Add a delta to a streamed message: append text and parts, merge calls, replace everything else."""
     for name, value in delta.items():
         if name == "tool_calls":
-            calls = message.setdefault("tool_calls", {})
+            calls = message.setdefault("tool_calls", [])
             for part in msgspec.convert(value or [], list[dict[str, Any]]):
-                added = msgspec.convert(part, _CallDelta)
-                _add_call(calls.setdefault(added.index, {"function": {}}), part, added.function)
+                _add_call(calls, part, msgspec.convert(part, _CallDelta))
         elif name != "role" and value is not None:
             message[name] = _joined(message.get(name), value)
 
@@ -211,10 +217,32 @@ def _joined_part(sent: Body, added: Body) -> Body:
     }
 
 
-def _add_call(call: Body, part: Body, function: _FunctionDelta) -> None:
+def _add_call(calls: list[Body], part: Body, added: _CallDelta) -> None:
+    """Add a delta to the call that it continues, or begin a call: servers number calls wrongly, or not at all.
+
+    A known id continues its call, and a new id begins one. Without an id, a delta continues the last call, or the last
+    one at its index if several are sent at a time. A whole call after a whole call is another one in any case.
+    """
+    index = int(added.index) if str(added.index).isdecimal() else None
+    function = added.function or _FunctionDelta()
+    text = function.arguments
+    text = text if isinstance(text, str | None) else msgspec.json.encode(text).decode()
+    if isinstance(added.id, str | int) and added.id != "":
+        continued = [call for call in calls[-CALLS_OPEN_MAX:] if call.get("id") == added.id]
+    else:
+        at_index = [call for call in calls[-CALLS_OPEN_MAX:] if call["index"] == index is not None]
+        is_first = function.name and index is not None and calls and calls[-1]["index"] is not None
+        continued = at_index or ([] if is_first else calls)
+    is_whole = continued and (text or "").lstrip().startswith("{") and _is_json(continued[-1]["function"]["arguments"])
+    if is_whole and continued[-1]["function"]["arguments"] == "{}" and not function.name:
+        continued[-1]["function"]["arguments"] = ""  # it only stood for arguments that follow
+    elif not continued or is_whole:
+        continued = [{"function": {"name": None, "arguments": ""}, "index": index}]
+        calls += continued
+    call = continued[-1]
     call.update({name: value for name, value in part.items() if name not in ("function", "index") and value})
-    call["function"]["name"] = call["function"].get("name") or function.name
-    call["function"]["arguments"] = (call["function"].get("arguments") or "") + (function.arguments or "")
+    call["function"]["name"] = call["function"]["name"] or function.name
+    call["function"]["arguments"] += text or ""
 
 
 def thinking_budget(request: Mapping[str, Any]) -> int | None:
@@ -263,7 +291,7 @@ def events_of(content: bytes) -> list[bytes]:
     return [each for each in events if each] + ([last] if last == STREAM_END or _is_json(last) else [])
 
 
-def _is_json(content: bytes) -> bool:
+def _is_json(content: bytes | str) -> bool:
     try:
         orjson.loads(content)
     except orjson.JSONDecodeError:

@@ -113,12 +113,12 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
     error = _decoded(content)
     named = {re.split(r"[.\[]", text, maxsplit=1)[0] for name, text in _texts(error) if name in FIELD_NAMES}
     said = _joined(error)
-    if not named and not FIELD_REFUSED.search(said):
-        return None
-    for is_refused in (lambda field: field in named, _quotes(said), _mentions(said)):
-        if refused := sorted(field for field in fields if is_refused(field)):
-            return refused[0]
-    return None
+    if named or FIELD_REFUSED.search(said):
+        for is_refused in (lambda field: field in named, _quotes(said), _mentions(said)):
+            if refused := sorted(field for field in fields if is_refused(field)):
+                return refused[0]
+    # Each server has words of its own against `required`, and every model can be asked without the field.
+    return "tool_choice" if "tool_choice" in fields and re.search(r"(?i)\btool[ _]choice\b", said) else None
 
 
 def words_of(content: bytes) -> str:

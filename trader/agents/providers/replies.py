@@ -1,7 +1,8 @@
 """Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
+from trader.agents.providers.protocols import NATIVE
 
 CALLS_MAX = 16
 """Maximum tool calls taken from one answer."""
@@ -34,7 +36,6 @@ class _ReplyMessage(msgspec.Struct):
     content: Any = None
     refusal: Any = None
     tool_calls: list[_Call] | None = None
-    function_call: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -85,6 +86,10 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
     message = msgspec.convert(sent, _ReplyMessage)
     requested = message.tool_calls or []
+    if requested and NATIVE not in sent:
+        places = list(_places_once(requested))
+        sent = {**sent, "tool_calls": [sent["tool_calls"][place] for place in places]}
+        requested = [requested[place] for place in places]
     ids: set[str] = set()
     calls = tuple(
         ToolRequest(
@@ -104,7 +109,6 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         text=_text(message.content) or _text(message.refusal),
         calls=calls,
         calls_left_out=len(requested) - len(calls),
-        is_legacy_call=message.function_call is not None,
         is_refusal=_text(message.refusal) is not None,
         message=_message(sent, calls),
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
@@ -132,6 +136,24 @@ def _text(content: Any) -> str | None:
         parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
         content = "".join(parts)
     return content or None if isinstance(content, str) else None
+
+
+def _places_once(calls: Sequence[_Call]) -> Iterator[int]:
+    """Yield the places of the calls, without those that repeat id, name and arguments: a gateway sent them twice."""
+    seen = set()
+    for place, call in enumerate(calls):
+        own = isinstance(call.id, str) and call.id
+        key = (own, str(call.function.name), _argument_key(call.function.arguments)) if own else place
+        if key not in seen:
+            yield place
+        seen.add(key)
+
+
+def _argument_key(arguments: Any) -> bytes:
+    with suppress(TypeError, ValueError):
+        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return str(arguments).encode()
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:

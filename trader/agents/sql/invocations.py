@@ -32,19 +32,20 @@ async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
 
 INVOCATION_COLUMNS = """
     id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-    finished_at, entrant, unmetered_attempts, unpriced_steps
+    finished_at, entrant, unmetered_attempts, unpriced_steps, ended_by
 """
 
 UPDATE_INVOCATION = """
 UPDATE invocations
 SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
-    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11, unpriced_steps = $12
+    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11, unpriced_steps = $12,
+    ended_by = $13
 WHERE id = $1 AND status = 'running'
 """
 
 invocation_values = attrgetter(
     "id", "status", "failure_reason", "response", "step_count", "input_tokens", "output_tokens", "cost_usd",
-    "finished_at", "entrant", "unmetered_attempts", "unpriced_steps",
+    "finished_at", "entrant", "unmetered_attempts", "unpriced_steps", "ended_by",
 )  # fmt: skip
 """Returns the parameters of UPDATE_INVOCATION in order."""
 
@@ -116,7 +117,7 @@ async def select_costs_between(
 UPDATE_INTERRUPTED = f"""
 WITH closed AS (
     UPDATE invocations
-    SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2),
+    SET status = 'failed', ended_by = 'interruption', failure_reason = $1, finished_at = greatest(started_at, $2),
         cost_usd = greatest(cost_usd, reserved_usd),
         unmetered_attempts = unmetered_attempts + (reserved_usd IS NOT NULL)::integer
     WHERE status = 'running' AND NOT EXISTS (SELECT FROM open_views v WHERE v.invocation_id = invocations.id)

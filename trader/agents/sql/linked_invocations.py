@@ -14,7 +14,7 @@ from trader.record.domain.chain import PayloadDigests
 UPDATE_INVOCATION_CLOSED = (
     f"WITH closed AS ({UPDATE_INVOCATION} RETURNING id) "  # noqa: S608 - a constant of this package
     "INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_digest) "
-    "SELECT id, $13, $14, $15 FROM closed CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true)"
+    "SELECT id, $14, $15, $16 FROM closed CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true)"
 )
 
 

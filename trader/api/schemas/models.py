@@ -9,8 +9,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from trader.agents.domain.conversation import ChatMessage
-from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
+from trader.agents.domain.conversation import ChatMessage, reasoning_in
+from trader.agents.domain.invocations import EndedBy, ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.invocations import FinishedInvocation, ModelSummary
 from trader.agents.sql.invocations import TurnOutcome
@@ -152,6 +152,7 @@ class InvocationView(OfModel, kw_only=True):
     response: str | None
     response_payload: Annotated[list[str] | UnsetType, From("answers")] = UNSET
     status: FinishedStatus
+    ended_by: EndedBy | None
     failure_reason: str | None
     steps: Annotated[int, From("step_count")]
     input_tokens: int | None
@@ -175,10 +176,12 @@ class GetConversationInput(Input, kw_only=True):
 
 
 class MessageView(Wire, kw_only=True):
-    """One message. `text` is its content, and its tool calls as JSON; at most 100,000 characters."""
+    """One message. `text` is its content, and its tool calls as JSON; `reasoning` is what its model says that it
+    thought. Both have at most 100,000 characters."""
 
     role: str
     text: str
+    reasoning: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, message: ChatMessage) -> "MessageView":
@@ -186,7 +189,11 @@ class MessageView(Wire, kw_only=True):
         parts = [content if isinstance(content, str) else ENCODER.encode(content).decode()] if content else []
         if calls:
             parts.append(ENCODER.encode(calls).decode())
-        return cls(role=str(message.get("role", "")), text="\n".join(parts)[:_MESSAGE_CHARACTERS])
+        return cls(
+            role=str(message.get("role", "")),
+            text="\n".join(parts)[:_MESSAGE_CHARACTERS],
+            reasoning=(reasoning_in(message) or "")[:_MESSAGE_CHARACTERS] or UNSET,
+        )
 
 
 _MESSAGE_CHARACTERS: Final = 100_000

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trader.agents.calls import EndedBy
-from trader.agents.domain.invocations import ToolCallStatus, ToolCallType
+from trader.agents.domain.invocations import EndedBy, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import NotePart
 from trader.agents.variants import color_of
@@ -123,6 +122,7 @@ class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
     """The run has ended without a result; `failure_reason` says why."""
 
     status: Literal["failed", "timeout"]
+    ended_by: EndedBy
     steps: int
     tool_calls: int
     failure_reason: str

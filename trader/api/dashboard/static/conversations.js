@@ -269,7 +269,7 @@ function Details({ one }) {
     call('models.getConversation', { invocationId: one.id }).then(setFound, error => setFound({ error: error.message }))
   }, [isOpen])
   return html`<details onToggle=${event => setOpen(event.target.open)}>
-    <summary>${one.steps} ${one.steps === 1 ? 'step' : 'steps'} · ${span(one.durationMs)}${
+    <summary>${one.steps} ${one.steps === 1 ? 'step' : 'steps'}${one.endedBy ? `, ended by ${one.endedBy}` : ''} · ${span(one.durationMs)}${
       one.inputTokens + one.outputTokens > 0
         ? ` · ${whole(one.inputTokens)} tokens in, ${whole(one.outputTokens)} out`
         : ''
@@ -292,7 +292,9 @@ function Details({ one }) {
             }
       ${found.messages.map(
         (each, place) => html`<div class="message" key=${place}><span
-        class="badge">${each.role}</span><pre>${each.text}</pre></div>`,
+        class="badge">${each.role}</span>${
+          each.reasoning && html`<details><summary>its reasoning</summary><pre>${each.reasoning}</pre></details>`
+        }<pre>${each.text}</pre></div>`,
       )}`)
     }
     ${
@@ -307,7 +309,7 @@ function Details({ one }) {
   </details>`
 }
 
-function Call({ one: { type, status, decisions, results = [] } }) {
+function Call({ one: { type, status, decisions, raw, results = [] } }) {
   const [result = {}] = results
   const filled = order =>
     status === 'ok' && order?.averagePrice
@@ -315,6 +317,7 @@ function Call({ one: { type, status, decisions, results = [] } }) {
         class="soft">filled ${quantity(order.filledQuantity)} at ${price(order.averagePrice)}, fee ${number(order.fees)}</span> <a href=${`#/trades/${order.orderId}`}>trade</a>`
       : ''
   return html`<li class="call"><span class=${`badge ${KINDS[status] ?? ''}`}>${NAMES[type] ?? type}</span>
+    ${raw?.form && html`<span class="badge" title="Its server left the call in the text">as text: ${raw.form}</span>`}
     ${(decisions?.length ? decisions : [{}]).map(
       (decision, place) => html`<span>${wordsOf(type, decision)}${filled(results[place])}</span>`, // two of a pair
     )}
