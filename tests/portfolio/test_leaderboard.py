@@ -190,3 +190,30 @@ async def test_accounts_of_one_configuration_are_replicates_declared_or_not(data
     assert entry.replicates is not None
     assert [model.id for model in entry.replicates.models] == ["ada", "bob"]
     assert seen(entry.pnl_percent) == (pytest.approx(2),)
+
+
+async def test_a_window_starts_at_its_minute_in_every_answer(database: Database) -> None:
+    values = [10_000 + hour for hour in range(HOURS)]
+    since = START + (HOURS - 24) * HOUR + 45 * MINUTE
+    async with database.connection() as conn:
+        for name in ("ada-1", "ada-2"):
+            await _add(conn, name, values, group="ada")
+        await insert_snapshots(
+            conn, [make_snapshot("ada-1", since, "8000"), make_snapshot("ada-1", since + MINUTE, "1")]
+        )
+    exchange: Any = FakeExchange(*(make_account(name, realized=Decimal(0)) for name in ("ada-1", "ada-2")))
+    clock = ManualClock(START)
+    await clock.advance(HOURS * HOUR + 45 * MINUTE)
+    analytics = Analytics(database, exchange, clock, CurrentRuns(database))
+    ada, other = await analytics.leaderboard("24h", "pnlPercent", is_merged=False)
+    hour_before = Decimal(values[HOURS - 25])
+    assert [(each.id, each.since, each.start_value) for each in (ada, other)] == [
+        ("ada-1", since, Decimal(8000)),
+        ("ada-2", since, hour_before),
+    ]
+    start, end, starts = await analytics.window("24h")
+    assert (start, end) == (since, clock.now())
+    assert {key: each.value for key, each in starts.items()} == {"ada-1": Decimal(8000), "ada-2": hour_before}
+    (merged,) = await analytics.leaderboard("24h", "pnlPercent")
+    assert merged.id not in {"ada-1", "ada-2"}, "no account has the mean of two"
+    assert (merged.start_value, len(merged.models)) == ((8000 + hour_before) / 2, 2)

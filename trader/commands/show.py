@@ -17,7 +17,7 @@ from trader.core.errors import StartError
 from trader.database.pool import Page
 from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_lived_until
 from trader.exchange.sql.trades import select_account_trades, select_trades
-from trader.portfolio.analytics import with_costs
+from trader.portfolio.analytics import in_window
 from trader.portfolio.domain.histories import WINDOWS, minute_end, value_account
 from trader.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
 from trader.portfolio.run_statistics import CurrentRuns, count_contenders
@@ -123,7 +123,7 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     if at is not None:
         contenders = count_contenders(runs[model.id] for model in models if standing.has(model) and model.id in runs)
         async with target.reading() as conn:
-            entrants = await with_costs(conn, entrants, window, at)
+            entrants = await in_window(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
     columns = {

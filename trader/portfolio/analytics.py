@@ -31,10 +31,12 @@ from trader.portfolio.run_statistics import (
     CurrentRuns,
     EntrantPeriod,
     RunStatistics,
+    WindowStart,
     count_contenders,
     make_figures,
+    window_starts,
 )
-from trader.portfolio.seasons import read_standing
+from trader.portfolio.seasons import SeasonStanding, read_standing
 from trader.portfolio.sql import analytics as store
 from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals
 from trader.portfolio.sql.seasons import select_latest_season
@@ -200,13 +202,10 @@ class Analytics:
         return model_stats
 
     async def leaderboard(
-        self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None
+        self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None, *, is_merged: bool = True
     ) -> list[LeaderboardEntry]:
-        """Return the current entrants (or a variant's) that have a value, best first."""
-        now = minute_end(self._clock.now())
-        async with self._database.reading() as conn:
-            standing = await read_standing(conn, now)
-        now, runs = standing.ended_at or now, await self._runs.within(standing.scope).refresh()
+        """Return the current entrants (or a variant's) that have a value, best first; replicates merged, or not."""
+        standing, now, runs = await self._standing()
         models = await self._models()  # after the runs: each has its model
         entrants = [
             RankedEntrant(model, run, equity, standing.absence_of(run))
@@ -215,10 +214,29 @@ class Analytics:
             for run, equity in self._standing_of(runs, model, standing.ended_at)
         ]
         async with self._database.reading() as conn:
-            entrants = await with_costs(conn, entrants, window, now)
+            entrants = await in_window(conn, entrants, window, now)
         entries = make_entries(entrants, window, now, standing.rules)
         contenders = count_contenders(run for key, run in runs.items() if standing.has(models[key]))
-        return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders, standing.board)
+        rules = standing.board
+        return await asyncio.to_thread(
+            make_board, entries, window, sort_by, now, contenders, rules, is_merged=is_merged
+        )
+
+    async def _standing(self) -> tuple[SeasonStanding, datetime, dict[str, RunStatistics]]:
+        """Return what is on the board, the end of its windows, and the runs."""
+        now = minute_end(self._clock.now())
+        async with self._database.reading() as conn:
+            standing = await read_standing(conn, now)
+        return standing, standing.ended_at or now, await self._runs.within(standing.scope).refresh()
+
+    async def window(self, window: RunWindow) -> tuple[datetime, datetime, dict[str, WindowStart]]:
+        """Return the start and end of a window, and where each account and baseline starts in it, as on the board."""
+        standing, now, runs = await self._standing()
+        every = [*runs.values(), *self._runs.within(standing.scope).baselines.values()]
+        async with self._database.reading() as conn:
+            starts = await window_starts(conn, every, since := window_start(window, now))
+        begun = min((starts[key].at for key in runs), default=now)
+        return begun if window == "run" else since, now, starts
 
     def _standing_of(
         self, runs: Mapping[str, RunStatistics], model: Model, ended_at: datetime | None
@@ -291,10 +309,10 @@ class Analytics:
         ]
 
 
-async def with_costs(
+async def in_window(
     conn: Connection, entrants: Sequence[RankedEntrant], window: RunWindow, now: datetime
 ) -> list[RankedEntrant]:
-    """Return the entrants with the cost of their invocations within the window.
+    """Return the entrants with their start in the window, and the cost of their invocations within it.
 
     The invocations of an entrant that started within the window are counted already; others are read.
     """
@@ -306,7 +324,10 @@ async def with_costs(
     }
     if older := [each.model.id for each in entrants if each.model.id not in costs]:
         costs |= await agents_store.select_costs_between(conn, older, since, now)
-    return [each._replace(cost_usd=costs.get(each.model.id)) for each in entrants]
+    starts = await window_starts(conn, [each.run for each in entrants], since)
+    return [
+        each._replace(cost_usd=costs.get(each.model.id), start=starts.get(each.run.run.model_id)) for each in entrants
+    ]
 
 
 def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) -> EntrantStats:

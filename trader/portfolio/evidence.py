@@ -126,6 +126,7 @@ class PairEvidence(NamedTuple):
     comparison: Comparison
     curve: Sequence[DifferencePoint]
     stances: Sequence[Stance]
+    model_ids: Sequence[Sequence[str]] = ((), ())
 
 
 class Field(NamedTuple):
@@ -248,10 +249,14 @@ class Evidence:
         board, contenders = NO_SEASON if rules is None else rules.board, field.count_all()
 
         def compare() -> PairEvidence:
-            units = {key: _entrant(group) for key, group in _groups(periods).items()}
+            groups = _groups(periods)
+            units = {key: _entrant(group) for key, group in groups.items()}
+            ids = [[each.model.id for each in groups[one.period.contender]] for one in (first, other)]
             pair, since = (units[first.period.contender], units[other.period.contender]), field.since(window)
             comparison = compare_entrants(*pair, list(units.values()), returns, since, contenders, board)
-            return PairEvidence(field.until, comparison, difference_curve(*pair, since), stances(own, others, since))
+            return PairEvidence(
+                field.until, comparison, difference_curve(*pair, since), stances(own, others, since), ids
+            )
 
         return await asyncio.to_thread(compare)
 

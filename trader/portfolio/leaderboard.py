@@ -27,7 +27,7 @@ from trader.portfolio.domain.evidence import (
 from trader.portfolio.domain.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
 from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_series, split_variance
 from trader.portfolio.domain.seasons import SeasonRules
-from trader.portfolio.run_statistics import RunStatistics, contender
+from trader.portfolio.run_statistics import RunStatistics, WindowStart, contender
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 
@@ -37,7 +37,8 @@ _HOUR = RESOLUTIONS["1h"]
 class RankedEntrant(NamedTuple):
     """A model in its current run, with its account's live equity. `off_board` is why a season gives it no rank.
 
-    `cost_usd` is what its invocations in the window cost; None if no provider reported a cost.
+    `cost_usd` is what its invocations in the window cost; None if no provider reported a cost. `start` is that of the
+    window; None: to the hour.
     """
 
     model: Model
@@ -45,12 +46,13 @@ class RankedEntrant(NamedTuple):
     equity: Decimal
     off_board: str | None = None
     cost_usd: Decimal | None = None
+    start: WindowStart | None = None
 
 
 class NeighbourVerdict(NamedTuple):
-    """The verdict on a model against an adjacent one in the order."""
+    """The verdict on an entry against an adjacent one in the order."""
 
-    neighbour: Model
+    neighbour: "LeaderboardEntry"
     verdict: Verdict
 
 
@@ -105,6 +107,22 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     off_board: str | None = None
 
     @property
+    def models(self) -> Sequence[Model]:
+        return (self.model,) if self.replicates is None else self.replicates.models
+
+    @property
+    def id(self) -> str:
+        """Return the id of its account; for replicates their fingerprint, since no account has their means."""
+        return self.model.id if self.replicates is None else self.record.fingerprint or self.model.id
+
+    @property
+    def name(self) -> str:
+        """Return the name of its model; for replicates what their names have in common, and how many they are."""
+        names = [model.name for model in self.models]
+        base = names[0].rstrip("0123456789").rstrip(" -")
+        return names[0] if len(names) == 1 else f"{base or names[0]} (mean of {len(names)})"
+
+    @property
     def trades_count(self) -> int:
         return len(self.closed)
 
@@ -144,6 +162,8 @@ def make_board(
     now: datetime,
     contenders: int,
     rules: BoardRules = NO_SEASON,
+    *,
+    is_merged: bool = True,
 ) -> list[LeaderboardEntry]:
     """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one.
 
@@ -152,7 +172,7 @@ def make_board(
     A hundred models take about 30 ms; the function may run in a thread.
     """
     start = window_start(window, hour := floor_to_bucket(now, _HOUR))
-    entries = [_merged(group) for group in _groups(single)]
+    entries = [_merged(group) for group in _groups(single)] if is_merged else single
     statements = state_returns(
         (each.series and each.series.within(start, hour), each.trades_stated) for each in entries
     )
@@ -173,9 +193,9 @@ def make_board(
 def _entry(
     entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow, rules: BoardRules
 ) -> LeaderboardEntry:
-    model, run, equity, off_board, cost_usd = entrant
+    model, run, equity, off_board, cost_usd, known = entrant
     since = max(since, run.entrant_since)
-    start, series = run.start_value(since), rules.bounded(_entrant_returns(run, hour))
+    start, series = run.start_value(since) if known is None else known.value, rules.bounded(_entrant_returns(run, hour))
     return LeaderboardEntry(
         model=model,
         record=run.run.entrant,
@@ -300,6 +320,6 @@ def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: 
     ranked = list(entries)
     for place, verdict in enumerate(upper):
         first, other = ranked[place], ranked[place + 1]
-        ranked[place] = msgspec.structs.replace(first, below=NeighbourVerdict(other.model, verdict))
-        ranked[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(first.model, verdict.reversed()))
+        ranked[place] = msgspec.structs.replace(first, below=NeighbourVerdict(other, verdict))
+        ranked[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(first, verdict.reversed()))
     return ranked

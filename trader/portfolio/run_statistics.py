@@ -407,6 +407,24 @@ class CurrentRuns:
         return known
 
 
+class WindowStart(NamedTuple):
+    """When the current entrant of a run begins in a window, and what its account was worth then."""
+
+    at: datetime
+    value: Decimal
+
+
+async def window_starts(conn: Connection, runs: Iterable[RunStatistics], since: datetime) -> dict[str, WindowStart]:
+    """Return the starts of the runs in the window from `since` on, by account: every figure of a window is from these.
+
+    They are to the minute where snapshots are retained, and to the hour before.
+    """
+    begun = {run.run.model_id: (max(since, run.entrant_since), run) for run in runs}
+    older = [run.run for at, run in begun.values() if at > run.entrant_since]
+    worths = await analytics_store.select_worths_at(conn, older, since) if older else {}
+    return {key: WindowStart(at, worths.get(key, run.start_value(at))) for key, (at, run) in begun.items()}
+
+
 def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]:
     """Yield the already known runs in one batch, because each has few new rows; the others one by one.
 

@@ -111,12 +111,6 @@ async def test_figures_equal_the_procedures_and_hostile_texts_do_nothing(tmp_pat
                 'window.answers[\'analytics.getLeaderboard {"window":"run","variant":"all","details":true}\']?.entries'
             )
             await shows_figures(tab, "Leaderboard", lambda: tab.evaluate(asked), "pnlPercent")
-
-            async def latest() -> list[dict[str, Any]]:
-                trades: list[dict[str, Any]] = (await service.call("trading.getTrades", limit=20))["trades"]
-                return trades
-
-            await shows_figures(tab, "Latest trades", latest, "netPnl")
             for path in ("/#/conversations", "/#/models/hostile", "/#/models", "/#/trades"):
                 await visit(tab, service.url, path)
                 if path != "/#/trades":

@@ -137,7 +137,8 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         assert joint["details"]["costUsd"] == pytest.approx(float(together / len(REPLICATES)))
         assert joint["details"]["netAfterCost"] == joint["pnlAbsolute"] - joint["details"]["costUsd"]
         assert joint["details"]["replicates"]["costUsd"] == pytest.approx(float(together))
-        assert rows[joint["modelName"]]["Model"].endswith("× 2")
+        assert (joint["modelName"], joint["replicates"]) == ("Ada (mean of 2)", 2)
+        assert joint["modelId"] not in joint["modelIds"] == joint["details"]["replicates"]["modelIds"]
 
         await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet').click()")
         saved = list(csv.DictReader(io.StringIO(await tab.evaluate("saved.text()"))))
@@ -152,7 +153,8 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th.head button').click()")
         names = f"{CELLS}.map(cells => cells.Model.split('\\n')[0])"
         await until(
-            lambda: tab.evaluate(f"{names}.join() === 'Model model-10,Model model-2,Ada 2'"), "the names, descending"
+            lambda: tab.evaluate(f"{names}.join() === 'Model model-10,Model model-2,Ada (mean of 2)'"),
+            "the names, descending",
         )
         for width in (1024, 1440):
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -245,7 +247,7 @@ async def check_the_leader(tab: Tab, service: ServiceProcess, database: Database
             for model_id in ("ada-0", "model-2", "model-10")
         }
     leader, second, *_ = (await service.call("analytics.getLeaderboard", window="30d", details=True))["entries"]
-    trade = (await service.call("trading.getTrade", id=str(best[leader["modelId"]])))["trade"]
+    trade = (await service.call("trading.getTrade", id=str(best[leader["modelIds"][0]])))["trade"]
     await visit(tab, service.url, "/#/?window=30d")
     await shows(tab, f"Its best trade: long BTC, {at:%-d %b}, {figure(trade['netPnl'], sign=True)}.")
     assert second["pnlPercent"] == leader["pnlPercent"]

@@ -169,6 +169,9 @@ async def test_leaderboard(call: Call) -> None:
         "startValue": 10_000,
         "endValue": Decimal("10018.75"),
         "tradesCount": 2,
+        "modelIds": ["ax"],
+        "replicates": 1,
+        "since": answer["start"],
         "ci95": None,
         "details": {
             "ci95Reason": "2 completed trades; a statement about a model needs 10",
@@ -393,7 +396,7 @@ async def test_trades_are_totaled_by_group(call: Call) -> None:
 
 async def test_an_empty_database_is_answered(call: Call) -> None:
     assert await call("trading.getTrades") == {"trades": []}
-    assert await call("analytics.getLeaderboard") == {"entries": [], "window": "7d"}
+    assert await call("analytics.getLeaderboard") == {"entries": [], "window": "7d", "start": None}
     assert await call("analytics.getModelStats", mode="advanced") == {"advanced": []}
     assert await call("analytics.getFailures") == {"failures": [], "modelStats": []}
     info = await call("analytics.getRunInfo")

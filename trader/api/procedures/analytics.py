@@ -22,7 +22,7 @@ from trader.api.schemas.analytics import (
     TradeTotalsRow,
 )
 from trader.api.schemas.behaviour import BehaviourView, GetBehaviourInput, GetBehaviourOutput
-from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
+from trader.api.schemas.common import UNSET, Empty, chosen_variant, iso, or_none
 from trader.api.schemas.evidence import (
     GetComparisonInput,
     GetComparisonOutput,
@@ -63,7 +63,9 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
 
     A model that was opened or reconfigured within the window counts from that time.
     """
-    entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
+    entries = await context.analytics.leaderboard(
+        request.window, request.sort_by, chosen_variant(request.variant), is_merged=request.replicates == "merged"
+    )
     return shown_board(entries, request, await context.analytics.latest_season())
 
 
@@ -81,6 +83,7 @@ def shown_board(
     return GetLeaderboardOutput(
         entries=rows,
         window=request.window,
+        start=iso(min(entry.since for entry in entries)) if entries else None,
         best_trade_id=UNSET if best is None else str(UUID(int=best.id)),
         season=shown_season(latest),
     )

@@ -150,7 +150,11 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
     Range and resolutions are the same as in `getPortfolioHistory`. A value stays valid for at most 65 minutes if there
     is no newer one. With `baselines`, the baselines' curves follow the models'.
     """
-    start, end = _range(context, request)
+    starts = None
+    if request.window is UNSET:
+        start, end = _range(context, request)
+    else:
+        start, end, starts = await context.analytics.window(request.window)
     curves = await context.portfolio.equity_curves(
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
@@ -159,7 +163,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
         points_max=request.points,
         baselines=request.baselines,
     )
-    return curves_of(curves)
+    return curves_of(curves, start, starts)
 
 
 def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:

@@ -1,12 +1,13 @@
 """Leaderboard and failures on the wire. Percentages are in percent, amounts in the quote currency."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from trader.agents.domain.invocations import Invocation, Step, ToolCallType
-from trader.agents.domain.models import Contamination, contamination
+from trader.agents.domain.models import Contamination, Model, contamination
 from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
@@ -32,13 +33,14 @@ Percent = Annotated[float, Meta(description="in percent")]
 
 
 class GetLeaderboardInput(Input, kw_only=True):
-    """The window `run` covers the whole current runs; with `details` each entry has details. Both are additions to the
-    specification."""
+    """The window `run` covers the whole current runs; with `details` each entry has details; `separate` replicates have
+    a row each. All are additions to the specification."""
 
     window: RunWindow = "7d"
     sort_by: SortKey = "pnlPercent"
     variant: VariantFilter = "all"
     details: bool = False
+    replicates: Literal["merged", "separate"] = "merged"
 
 
 class Bounds(Wire, kw_only=True):
@@ -53,7 +55,7 @@ class IntervalPercent(Bounds, kw_only=True):
 
 
 class Neighbour(Wire, kw_only=True):
-    """A verdict on a model of the board against an adjacent one, over the common whole hours of their runs.
+    """A verdict on an entry of the board against an adjacent one, over the common whole hours of their runs.
 
     `smallestDifference` is the true difference that four of five such seasons would detect, in percent over these
     hours; null with too little data for any figure. `reason` says why the two are indistinguishable; null if they are
@@ -74,6 +76,10 @@ class Neighbours(Wire, kw_only=True):
 
     above: Neighbour | None
     below: Neighbour | None
+
+
+def ids_of(models: Sequence[Model]) -> list[str]:
+    return [model.id for model in models]
 
 
 class Replicates(Wire, kw_only=True):
@@ -98,7 +104,7 @@ class ReplicatesRow(Wire, kw_only=True):
     together, null if it is unknown.
     """
 
-    model_ids: Annotated[list[str], From("models", lambda models: [model.id for model in models])]
+    model_ids: Annotated[list[str], From("models", ids_of)]
     lowest_percent: Percent | None
     highest_percent: Percent | None
     noise: Replicates | None
@@ -152,14 +158,19 @@ class LeaderboardRow(Wire, kw_only=True):
     """A model's current entrant within the window, live at its end.
 
     An entrant that decided less than 95 % of its due cycles, or is excluded from the board of the current season, is
-    listed without a `rank`, after the ranked ones. Replicates of one configuration share a row with their means, the
-    sum of their trades, and the first of them as `modelId`. `ci95` is the 95 % interval of the return in the whole
-    hours of the window, for one look. It needs 24 hours and 10 completed trades in the window; before that it is null.
+    listed without a `rank`, after the ranked ones. Replicates of one configuration share a row with their means and the
+    sum of their trades: `replicates` is their number (1: a single account), `modelIds` are all of them, and `modelId`
+    is their fingerprint, which no account has. The figures start at `since`. `ci95` is the 95 % interval of the return
+    in the whole hours of the window, for one look. It needs 24 hours and 10 completed trades in the window; before that
+    it is null.
     """
 
     rank: int | None
-    model_id: Annotated[str, From("model.id")]
-    model_name: Annotated[str, From("model.name")]
+    model_id: Annotated[str, From("id")]
+    model_name: Annotated[str, From("name")]
+    model_ids: Annotated[list[str], From("models", ids_of)]
+    replicates: Annotated[int, From("models", len)]
+    since: Timestamp
     variant: Annotated[VariantId, From("model.variant")]
     color: Annotated[str, From("model", color_of)]
     pnl_percent: float | None
@@ -175,12 +186,14 @@ class LeaderboardRow(Wire, kw_only=True):
 class GetLeaderboardOutput(Wire, kw_only=True):
     """While a season runs, and until it is closed, its entrants in its hours by its rules (`season`).
 
+    `start` is the first moment that a figure covers, to the minute as long as snapshots are retained; null without one.
     `bestTradeId`, with `details`, is the completed trade of the first entry with the largest profit in the window;
     absent if none has a profit.
     """
 
     entries: list[LeaderboardRow]
     window: RunWindow
+    start: Timestamp | None
     best_trade_id: str | UnsetType = UNSET
     season: SeasonView | UnsetType = UNSET
 

@@ -5,13 +5,13 @@ from typing import Annotated, Final
 
 from trader.agents.domain.models import Contamination, contamination
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates
-from trader.api.schemas.common import UNSET, From, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire
+from trader.api.schemas.common import UNSET, From, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.seasons import SeasonView
 from trader.portfolio.domain.behaviour import HeldSide
 from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
 from trader.portfolio.domain.evidence import Verdict, Word
-from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.domain.histories import WINDOWS, RunWindow
 from trader.portfolio.evidence import EntrantEvidence, EvidenceReport, PairEvidence
 
 DISAGREEMENTS_MAX: Final = 200
@@ -104,6 +104,7 @@ class Disagreement(Wire, kw_only=True):
 class GetComparisonOutput(Wire, kw_only=True):
     """Two entrants, the first against the other, up to the end of the last full hour (`until`).
 
+    `modelIds` are the accounts of each: several if it is the mean of replicates. `start` is null for the whole run.
     `difference` is as in `getEvidence`, with the other as the best one: its `interval` covers the window for one look,
     and its verdict all common hours, corrected with all comparisons of the board. Its `referenceId` is the other model,
     or the first of its replicates, which are compared by their mean; null if the two cannot be compared, for the given
@@ -112,7 +113,9 @@ class GetComparisonOutput(Wire, kw_only=True):
     """
 
     window: RunWindow
+    start: Timestamp | None
     until: Timestamp
+    model_ids: list[list[str]]
     difference: Difference
     curve: list[CurvePoint]
     agreed_hours: float
@@ -126,6 +129,7 @@ class GetComparisonOutput(Wire, kw_only=True):
         return cls.from_attributes(
             pair,
             window=window,
+            start=None if window == "run" else iso(pair.until - WINDOWS[window]),
             difference=Difference.of(pair.comparison),
             agreed_hours=round(held - disagreed, 6),
             disagreed_hours=round(disagreed, 6),
@@ -262,6 +266,7 @@ class GetEvidenceOutput(Wire, kw_only=True):
     """
 
     window: RunWindow
+    start: Timestamp | None
     until: Timestamp
     best: str | None
     resolution: SharpeResolution
@@ -277,6 +282,7 @@ class GetEvidenceOutput(Wire, kw_only=True):
         return cls.from_attributes(
             report,
             window=window,
+            start=None if window == "run" else iso(report.until - WINDOWS[window]),
             best=report.best if report.best in first else None,
             entrants=[EntrantRow.of(each) for each in report.entrants],
             season=None if report.season is None else SeasonView.of(report.season, report.state),

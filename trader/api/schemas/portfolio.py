@@ -1,6 +1,6 @@
 """Equity of models on the wire: its history, and the live values of the portfolio stream."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Final
@@ -22,7 +22,8 @@ from trader.api.schemas.common import (
     iso,
 )
 from trader.api.schemas.paging import IsoTime, moment_of
-from trader.portfolio.domain.histories import Resolution
+from trader.portfolio.domain.histories import Resolution, RunWindow
+from trader.portfolio.run_statistics import WindowStart
 from trader.portfolio.snapshots import Curves, EquityHistory, LiveValues
 
 
@@ -50,9 +51,11 @@ class GetPortfolioHistoryInput(RangeInput, kw_only=True):
 class GetEquityCurvesInput(RangeInput, kw_only=True):
     """A time without a zone is UTC; a date alone is its first moment. `points` limits the times, not the models.
 
-    The response grows with both: 100 models with 600 points or more exceed 150 kB, compressed.
+    A `window` takes the place of both dates. The response grows with points and models: 100 models with 600 points or
+    more exceed 150 kB, compressed.
     """
 
+    window: RunWindow | UnsetType = UNSET
     points: Annotated[int, Meta(ge=50, le=2000)] = 300
     baselines: bool = False
 
@@ -101,20 +104,41 @@ class EquityCurve(Wire, kw_only=True, gc=False):
     values: list[float | None]
 
 
+class CurveStart(Wire, kw_only=True):
+    """A moment, and the account's value then."""
+
+    at: Timestamp
+    value: Decimal
+
+
 class GetEquityCurvesOutput(Wire, kw_only=True):
-    """One list of times for all models: the ends of the buckets, the last of which may be incomplete."""
+    """One list of times for all models: the ends of the buckets, the last of which may be incomplete.
+
+    With a `window`, `start` is its start, and `starts` tells where the current entrant of each account begins in it:
+    returns in the window count from there, as in `getLeaderboard`.
+    """
 
     times: list[Timestamp]
     resolution: Resolution
+    start: Timestamp | UnsetType = UNSET
+    starts: dict[str, CurveStart] | UnsetType = UNSET
     models: list[EquityCurve]
 
 
 _CURVES: Final = msgspec.json.Decoder(list[EquityCurve])
 
 
-def curves_of(curves: Curves) -> LongOutput[GetEquityCurvesOutput]:
+def curves_of(
+    curves: Curves, start: datetime, starts: Mapping[str, WindowStart] | None = None
+) -> LongOutput[GetEquityCurvesOutput]:
     """Return the output of records encoded by the database."""
-    frame = GetEquityCurvesOutput(times=[iso(time) for time in curves.times], resolution=curves.resolution, models=[])
+    frame = GetEquityCurvesOutput(
+        times=[iso(time) for time in curves.times],
+        resolution=curves.resolution,
+        start=UNSET if starts is None else iso(start),
+        starts=UNSET if starts is None else {key: CurveStart.from_attributes(each) for key, each in starts.items()},
+        models=[],
+    )
     return LongOutput(frame, _CURVES, curves.records)
 
 

@@ -322,6 +322,26 @@ async def select_worths(conn: Connection, runs: Sequence[CurrentRun], before: da
     return {row["account_id"]: part_of_row(row, Worth) for row in await conn.fetch(SELECT_WORTHS, *keys, before)}
 
 
+SELECT_WORTHS_AT = """
+SELECT w.account_id, s.net_portfolio
+FROM unnest($1::text[], $2::uuid[]) AS w (account_id, run_id)
+CROSS JOIN LATERAL (
+    SELECT net_portfolio FROM portfolio_snapshots
+    WHERE account_id = w.account_id AND run_id = w.run_id
+      AND created_at > $3::timestamptz - interval '65 minutes' AND created_at <= $3
+    ORDER BY created_at DESC
+    LIMIT 1
+) s
+ORDER BY w.account_id
+"""
+
+
+async def select_worths_at(conn: Connection, runs: Sequence[CurrentRun], moment: datetime) -> dict[str, Decimal]:
+    """Return the last equity of these runs at a moment, by account; none where its snapshots are not retained."""
+    keys = [run.model_id for run in runs], [run.run_id for run in runs]
+    return {row["account_id"]: row["net_portfolio"] for row in await conn.fetch(SELECT_WORTHS_AT, *keys, moment)}
+
+
 class PastEntrant(msgspec.Struct, frozen=True):
     """An entrant in a run of its model's account; `ended_at` is None for the current one."""
 

@@ -58,7 +58,7 @@ export function ModelsPage({ route }) {
   const quiet = known.models.filter(one => !one.active)
   return html`
     <${Board} window=${window} onWindow=${setWindow}><${EvidenceTable} window=${window}><${Panel}
-      title="Variants"><${Pending} entry=${stats} what="The variants" />
+      title="Variants, whole run"><${Pending} entry=${stats} what="The variants" />
       ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} empty="" />`}</${Panel}>
       ${
         quiet.length > 0 &&

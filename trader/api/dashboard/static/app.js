@@ -160,11 +160,7 @@ function Banners() {
   )}</div>
     ${
       demo !== 'off' &&
-      html`<p class="notice">${demoOf(known)}${
-        demo === 'history' &&
-        html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the
-          start, which decided every half hour.</span>`
-      }</p>`
+      html`<p class="notice">${demoOf(known)}</p>`
     }
     ${
       isPublic === 'on' &&

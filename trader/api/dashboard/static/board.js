@@ -15,9 +15,9 @@ import {
   scaleOf,
 } from './components.js'
 import { compareHref } from './compare.js'
-import { number, percent, signedPercent, tone, whole } from './format.js'
+import { isolated, number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, useModels } from './models.js'
+import { WINDOWS, distinctName, useModels } from './models.js'
 
 const UNDECIDED = 'not distinguishable yet'
 
@@ -42,6 +42,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   )
   const isDecided = entries.some(one => (one.details.verdict?.below?.verdict ?? UNDECIDED) !== UNDECIDED)
   const isMarked = one => document.body.dataset.market === 'replay' && one.details.withinMinute > 0
+  const byHand = known.models.filter(one => one.manualSince && (variant === 'all' || one.variant === variant))
   const hasUnranked = entries.some(one => !one.rank)
   const columns = [
     hasUnranked && {
@@ -59,17 +60,15 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       csv: one => ({
         Model: one.modelName,
         'Model id': one.modelId,
-        Replicates: one.details.replicates?.modelIds.length ?? 1,
+        Replicates: one.replicates,
+        'Account ids': one.modelIds.join(' '),
+        Since: one.since,
         'Trades under a minute': one.details.withinMinute,
       }),
       cell: one =>
         html`<${ModelName} id=${one.modelId} name=${one.modelName}
-          color=${known.colorOf(one.modelId, one.variant)} /><${Declared}
-            by=${one.details.declared} />${
-              one.details.replicates &&
-              html` <span
-              title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`
-            }${
+          color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${one.replicates === 1} /><${Declared}
+            by=${one.details.declared} />${one.replicates > 1 && html` <${Accounts} ids=${one.modelIds} />`}${
               isMarked(one) &&
               html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
             }`,
@@ -99,14 +98,14 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       csv: one => ({ '95 % low, %': one.ci95?.low, '95 % high, %': one.ci95?.high }),
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least}
         most=${most}
-        reason=${one.details.ci95Reason} color=${known.colorOf(one.modelId, one.variant)} />`,
+        reason=${one.details.ci95Reason} color=${known.colorOf(one.modelIds[0], one.variant)} />`,
     },
     isDecided && {
       key: 'verdict',
       title: 'Against the next',
       isText: true,
       by: one => one.details.verdict?.below?.verdict,
-      cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />`,
+      cell: one => html`<${Verdict} found=${one.details.verdict?.below} entries=${entries} />`,
     },
     {
       key: 'drawdown',
@@ -124,7 +123,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       csv: one => ({ 'Coverage, %': one.details.coverage }),
       cell: one => percent(one.details.coverage),
     },
-    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
+    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => html`<span title=${`${whole(one.tradesCount)} of all replicates`}>${number(one.tradesCount / one.replicates, Number.isInteger(one.tradesCount / one.replicates) ? 0 : 1)}</span>` },
     !isCompact && {
       key: 'cost',
       title: 'Model cost',
@@ -151,7 +150,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     onWindow &&
     html`${
       (board.data ? entries.length : modelCount()) > 1 &&
-      html`<a class="button" href=${compareHref(entries[0]?.modelId ?? '', entries[1]?.modelId, window)}>Compare</a>`
+      html`<a class="button" href=${compareHref(entries[0]?.modelIds[0] ?? '', entries[1]?.modelIds[0], window)}>Compare</a>`
     }<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of
@@ -162,6 +161,12 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
           ? ' “Under 1 min”: it held trades for less than a minute, where this replay draws the prices between recorded ones.'
           : ''
       }</p>
+    ${
+      byHand.length > 0 &&
+      html`<p class="body lede">Not on the board, because it was traded by hand: ${byHand.map(
+        one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} /> `,
+      )}</p>`
+    }
     <${SeasonLine} season=${board.data?.season} />
     <${Pending} entry=${board} what="The leaderboard" />
     ${
@@ -172,10 +177,19 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   </${Panel}>${(board.data || board.error) && children}`
 }
 
+/** The name of a row of a board. */
+export const nameIn = (entries, id) => isolated(distinctName(id, entries.find(one => one.modelId === id)?.modelName ?? id))
+
+/** Links to the accounts of a row that is their mean. */
+export const Accounts = ({ ids }) =>
+  ids.map(
+    (id, place) => html` <a class="soft" href=${`#/models/${encodeURIComponent(id)}`} title=${id} key=${id}>${place + 1}</a>`,
+  )
+
 /** Whether a model is better than the next one, in words; the title has the reason and the detectable difference. */
-function Verdict({ found, known }) {
+function Verdict({ found, entries }) {
   if (!found) return html`<span class="soft">–</span>`
-  const name = known.byId.get(found.modelId)?.name ?? found.modelId
+  const name = nameIn(entries, found.modelId)
   return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`}
     title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict === UNDECIDED ? 'cannot tell yet' : found.verdict}</span>`
 }

@@ -1,11 +1,11 @@
 // @ts-check
-// Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair, and histograms.
+// Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair.
 import { inkOn, inks, onGround, onScheme } from './colors.js'
 import { clock, day } from './format.js'
 
 const uPlot = globalThis.uPlot
 const THIN = 1.25
-const THICK = 2
+export const THICK = 2
 const DIMMED = '66'
 
 const LIFT_PX = 24
@@ -17,7 +17,7 @@ const MARK_PX = 10
 const ZOOM_PX = 6
 const FIRST_LABEL_PX = 20 // half of a time below the left edge
 
-function axes(show, width, height) {
+export function axes(show, width, height) {
   const { grid, text } = inks()
   const font = '11px "Inter Variable", system-ui, sans-serif'
   const shared = { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false } }
@@ -286,61 +286,9 @@ function spread(low, high, options) {
   return [low - Math.max((high - low) * 0.06, 1e-6), options.top ?? high + least]
 }
 
-/** Draw the shares of values in bins between `low` and `high`, one outline for each of `groups`: {name, color, values}. */
-export function histogram(host, groups, low, high, bins, height) {
-  const width = (high - low) / bins
-  const places = Array.from({ length: bins }, (_, bin) => low + width * (bin + 0.5))
-  const shares = groups.map(group => {
-    const counts = new Array(bins).fill(0)
-    for (const value of group.values) counts[Math.min(bins - 1, Math.max(0, Math.floor((value - low) / width)))] += 1
-    return counts.map(count => (100 * count) / (group.values.length || 1))
-  })
-  const build = () =>
-    new uPlot(
-      {
-        width: Math.max(240, host.clientWidth),
-        height,
-        legend: { show: false },
-        cursor: { drag: { x: false, y: false }, y: false },
-        scales: { x: { time: false } },
-        axes: axes((value, places) => `${value.toFixed(places)} %`, host.clientWidth, height).map((axis, place) =>
-          place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) },
-        ),
-        series: [
-          {},
-          ...groups.map(group => ({
-            label: group.name,
-            stroke: onGround(group.color),
-            width: THICK,
-            paths: uPlot.paths.stepped({ align: 0 }),
-            points: { show: false },
-          })),
-        ],
-      },
-      [places, ...shares],
-      host,
-    )
-  let chart = build()
-  onScheme(() => {
-    chart.destroy()
-    chart = build()
-  })
-}
-
-/** Percent above the first value of a line that has a value. */
-export function returnsOf(values) {
-  const first = values.find(value => value != null && value > 0)
-  return values.map(value => (value == null || first === undefined ? null : (100 * value) / first - 100))
-}
-
-/** Percent below the highest value so far, at most 100. */
-export function drawdownsOf(values) {
-  let peak = -Infinity
-  return values.map(value => {
-    if (value == null) return null
-    peak = Math.max(peak, value)
-    return peak > 0 ? (100 * Math.max(0, value)) / peak - 100 : 0
-  })
+/** Percent above a first value, or else above that of the line itself. */
+export function returnsOf(values, first = values.find(value => value != null && value > 0)) {
+  return values.map(value => (value == null || !(first > 0) ? null : (100 * value) / first - 100))
 }
 
 /** The quantile, between 0 and 1, of the existing values; null if there are none. */

@@ -19,7 +19,7 @@ import {
 import { boundsOf, commonHours, kindOf, sentenceOf } from './evidence.js'
 import { figureOf, number, percent, signed, signedPercent, span, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, startOf, useModels, useWindow } from './models.js'
+import { WINDOWS, useModels, useWindow } from './models.js'
 import { useTrades } from './trades.js'
 
 const CHART_PX = 240
@@ -83,25 +83,29 @@ function Difference({ ids, window, known }) {
   )
   const found = entry.data?.difference
   const last = entry.data?.curve.at(-1)
+  const names = (entry.data?.modelIds ?? []).map((some, place) => known.nameOfAll(some.length ? some : [ids[place]]))
   return html`<div class="body stack">
     <${Pending} entry=${entry} what="The comparison" />
     ${
       found &&
-      html`<p><${ModelName} id=${one.id} name=${one.name} color=${one.color} /> against <${ModelName} id=${other.id}
-      name=${other.name} color=${other.color} />: <b class=${`figure ${tone(found.differencePercent)}`}
+      html`<p><${Entrant} ids=${entry.data.modelIds[0]} model=${one} name=${names[0]} /> against <${Entrant}
+      ids=${entry.data.modelIds[1]} model=${other} name=${names[1]} />: <b class=${`figure ${tone(found.differencePercent)}`}
         title=${found.differencePercent}>${signedPercent(found.differencePercent ?? last?.differencePercent)}</b> ${` over ${commonHours(found)}, ${
           found.interval ? `95 % interval, one look: ${boundsOf(found.interval)}` : 'no interval yet'
         }.`} <span class=${kindOf(found.verdict)}>${sentenceOf(found)}</span></p>`
     }
     <div class="chart" ref=${host} style=${{ minHeight: `${CHART_PX}px` }} role="img"
       aria-label=${
-        `How far ${one.name} is ahead of ${other.name}, in percent over time, ` +
+        `How far ${names[0] ?? one.name} is ahead of ${names[1] ?? other.name}, in percent over time, ` +
         'with the 95 % interval of one look at each hour'
       }></div>
     <p class="soft small">The band is the 95 % interval of a single look at each hour; the verdict covers all common hours
       of the run and stays valid however often you look. Replicates of one configuration are compared by their mean.</p>
   </div>`
 }
+
+const Entrant = ({ ids, model, name }) =>
+  html`<${ModelName} id=${ids.length > 1 ? '' : model.id} name=${name} color=${model.color} isLinked=${ids.length < 2} />`
 
 /** The difference in the color of the first model, over the band of its intervals. */
 function drawingOf(curve, color) {
@@ -190,7 +194,7 @@ const lastedMs = one => Date.parse(one.until) - Date.parse(one.since)
 /** The trades of the two, side by side by the hour in which they were opened. */
 function SameHours({ one, other, names, window }) {
   const of = [one, other].map(modelId => useTrades({ limit: TRADES, modelId }))
-  const since = startOf(window) ?? ''
+  const since = useComparison([one, other], window).data?.start ?? ''
   const rows = useMemo(() => {
     const byHour = new Map()
     of.forEach(({ trades }, place) => {

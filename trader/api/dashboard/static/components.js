@@ -7,6 +7,7 @@ import { onGround } from './colors.js'
 import { moment, number, signed, times, tone } from './format.js'
 import { distinctName } from './models.js'
 import { compare } from './order.js'
+import { useLive } from './store.js'
 import { inTurn } from './turns.js'
 
 export const Panel = ({ title, tools, children, className = '' }) => html`
@@ -254,7 +255,13 @@ const primaryOf = ({ entrant, against, alpha }) =>
 /** What stands in place of an answer: that it is being read, unless `isQuiet`, or why it cannot be. */
 export const Pending = ({ entry, what, isQuiet = false }) =>
   entry.error
-    ? html`<p class="notice bad">${what} cannot be read: ${entry.error}.${
-        entry.data ? ' What is shown is from before.' : ''
-      }</p>`
+    ? html`<${Unread} entry=${entry} what=${what} />`
     : !entry.data && !isQuiet && html`<p class="empty">Reading …</p>`
+
+/** Why an answer cannot be read; while the service is away, its banner says it once for the whole page. */
+function Unread({ entry, what }) {
+  if (useLive().connection === 'lost') return !entry.data && html`<p class="empty">Waiting for the service …</p>`
+  return html`<p class="notice bad">${what} cannot be read: ${entry.error}.${
+    entry.data ? ' What is shown is from before.' : ''
+  }</p>`
+}

@@ -1,18 +1,17 @@
 // @ts-check
-// Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
+// Equity curves: per model or per variant, a window, a legend that isolates, and a crosshair.
 import { setChoices, useChosen } from './address.js'
 import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answers.js'
-import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
+import { averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { neutral } from './colors.js'
 import { Choice, Pending, Key, Panel, useChart } from './components.js'
-import { ZONE, day, clock, isolated, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
+import { ZONE, day, clock, isolated, minuteOf, number, signedPercent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
-import { WINDOWS, distinctName, startOf, useModels, windowOf } from './models.js'
+import { WINDOWS, distinctName, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 
 const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 240
-const DRAWDOWN_PX = 92
 const FEW_LINES = 12
 const MANY = 14
 const ENDS = 5
@@ -76,19 +75,6 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
     onDrawn?.()
     return chart
   }, drawn?.equity)
-  const [drawdown] = useChart(
-    (host, ...inputs) =>
-      timeChart(host, ...inputs, {
-        height: DRAWDOWN_PX,
-        show: (value, places) => `${number(value, places)} %`,
-        sync: 'equity',
-        top: 0,
-        fill: lines?.length === 1,
-        span: LEAST_SPAN,
-        ends: false,
-      }),
-    drawn?.drawdown,
-  )
   useEffect(() => {
     const undo = event => {
       if (event.key === 'Escape') setAlone('')
@@ -179,9 +165,6 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
         .map(line => `${isolated(line.name)} ${signedPercent(line.returns.findLast(value => value != null))}`)
         .join(', ')}.</p>`
     }
-    <div class="axis-title">Drawdown</div>
-    <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img"
-      aria-label="Drawdown over time"></div>
     ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
 }
@@ -207,13 +190,12 @@ export function readCurvesAhead(query) {
 }
 
 /**
- * Read the curves of a window, or of a custom range whose open end is the window's; many models are read with less
+ * Read the curves of a window, or of a custom range; many models are read with less
  * detail.
  */
 const readCurves = (window, from, to) =>
   call('trading.getEquityCurves', {
-    startDate: from || startOf(window),
-    endDate: to || undefined,
+    ...(from || to ? { startDate: from || undefined, endDate: to || undefined } : { window }),
     points: hasMany() ? 200 : 750,
     baselines: true,
   })
@@ -240,7 +222,7 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
     ${shown.map(
       (line, number_) => html`<button type="button" key=${number_} class=${line.isBaseline ? 'baseline' : ''}
       aria-pressed=${chosen.has(line.id) ? 'true' : 'false'} onClick=${() => toggle(line.id)}
-      title=${`${line.name}: drawdown ${percent(line.drawdowns[place])}`}>
+      title=${line.name}>
       <${Key} color=${line.color} /><span><bdi>${line.name}</bdi></span>
       <span class="soft figure">${isMoney ? number(line.values[place]) : signedPercent(line.returns[place])}</span>
     </button>`,
@@ -264,7 +246,7 @@ function isWorthALine(one, known) {
   return !isDouble && one.values.filter(value => value != null).length > 1
 }
 
-/** The lines of an answer, extended to the live values: {id, name, color, values, returns, drawdowns}, and `times`. */
+/** The lines of an answer, extended to the live values: {id, name, color, values, returns}, and `times`. */
 function linesOf(answer, portfolio, known, by, only) {
   const members = answer.models.filter(one => (!only || only(one)) && (!one.baseline || isWorthALine(one, known)))
   const now = Date.parse(portfolio?.lastUpdatedAt) / 1000
@@ -277,9 +259,15 @@ function linesOf(answer, portfolio, known, by, only) {
   let end = all.length
   while (end > begin && all[end - 1] >= now) end -= 1 // the current bucket ends with the live value
   const times = all.slice(begin, end)
+  const since = Date.parse(answer.start) / 1000
+  const isLed = since < times[0] && members.some(one => Date.parse(answer.starts[one.id]?.at) / 1000 <= since)
+  if (isLed) times.unshift(since)
   if (now) times.push(now)
   const models = members.map(one => {
-    const values = one.values.slice(begin, end)
+    const start = answer.starts?.[one.id]
+    const startAt = Date.parse(start?.at) / 1000
+    const values = one.values.slice(begin, end).map((value, place) => (all[begin + place] < startAt ? null : value)) // of an earlier run
+    if (isLed) values.unshift(startAt <= since ? start.value : null)
     if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
     return {
       id: one.id,
@@ -290,8 +278,7 @@ function linesOf(answer, portfolio, known, by, only) {
         : known.colorOf(one.id, one.variant),
       isBaseline: Boolean(one.baseline) || known.isBaseline(one.id),
       values,
-      returns: returnsOf(values),
-      drawdowns: drawdownsOf(values),
+      returns: returnsOf(values, start?.value),
     }
   })
   const baselines = new Set(members.filter(one => one.baseline).map(one => one.id))
@@ -302,7 +289,6 @@ function linesOf(answer, portfolio, known, by, only) {
           const those = models.filter(one => one.variant === variant.id && !baselines.has(one.id))
           if (!those.length) return []
           const returns = averageOf(those.map(one => one.returns))
-          const drawdowns = drawdownsOf(returns.map(value => (value == null ? null : 100 + value)))
           return [
             {
               id: variant.id,
@@ -311,7 +297,6 @@ function linesOf(answer, portfolio, known, by, only) {
               isBaseline: false,
               values: returns,
               returns,
-              drawdowns,
             },
           ]
         })
@@ -351,7 +336,6 @@ function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
   }))
   return {
     equity: [lines.times, [...bandSeries, ...series], [...band, ...shown.map(valuesOf)]],
-    drawdown: [lines.times, series.map(({ marks, ...each }) => each), shown.map(line => line.drawdowns)],
   }
 }
 

@@ -2,9 +2,9 @@
 // Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
 import { Declared, Facts, Pending, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
-import { isolated, number, percent, signed, signedPercent, tone, whole } from './format.js'
+import { isolated, moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
-import { useModels } from './models.js'
+import { entrantName, useModels } from './models.js'
 import { compare } from './order.js'
 
 const REFERENCES = {
@@ -216,9 +216,15 @@ export function EvidenceTable({ window, variant = 'all', children }) {
   const entry = useAnswer('analytics.getEvidence', { window, variant })
   return html`<${Panel} title="Evidence">
     <${Pending} entry=${entry} what="The evidence" />
+    ${
+      entry.data &&
+      html`<p class="body lede">Returns are of whole hours, up to ${moment(entry.data.until)}.</p>`
+    }
     ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
   </${Panel}>${(entry.data || entry.error) && children}`
 }
+
+const nameOf = one => (one.replicates ? entrantName(one.replicates.modelIds, [one.modelName]) : one.modelName)
 
 /** The entrants of an answer of getEvidence, on the dashboard or in a report, whose models have no pages to link to. */
 export function EvidenceBoard({ answer, known, isLinked = true }) {
@@ -252,9 +258,9 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       isText: true,
       isHead: true,
       by: one => one.modelName,
-      csv: one => ({ Entrant: one.modelName, 'Model id': one.modelId, Number: one.entrant }),
-      cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} /><${Declared}
+      csv: one => ({ Entrant: nameOf(one), 'Model id': one.modelId, Number: one.entrant }),
+      cell: one => html`<${ModelName} id=${one.replicates ? '' : one.modelId}
+      name=${nameOf(one)} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked && !one.replicates} /><${Declared}
         by=${one.declared} />${
           one.endedAt &&
           html` <span class="badge"
@@ -277,11 +283,11 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       title: 'Account',
       className: 'narrow-hide wide',
       isOptional: true,
-      by: one => one.account?.returnPercent,
-      csv: one => ({ 'Account, %': one.account?.returnPercent }),
+      by: one => (one.replicates ? null : one.account?.returnPercent), // the account of one is no mean
+      csv: one => ({ 'Account, %': one.replicates ? null : one.account?.returnPercent }),
       cell: one =>
         html`<span class=${tone(one.account?.returnPercent)}
-          title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>`,
+          title=${one.replicates ? 'a mean of several accounts' : accountOf(one)}>${one.replicates ? '–' : signedPercent(one.account?.returnPercent, 1)}</span>`,
     },
     {
       key: 'best',

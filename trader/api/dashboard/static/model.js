@@ -28,10 +28,10 @@ const FIGURES = [
   ['avgHoldTimeMinutes', 'Average hold, min', whole],
   ['longPercent', 'Long trades', percent],
   ['avgConfidence', 'Average confidence', percent],
-  ['avgRMultiple', 'Average R', number],
+  ['avgRMultiple', 'Mean win / mean loss', number],
   ['longestWinStreak', 'Longest win streak', whole],
   ['longestLossStreak', 'Longest loss streak', whole],
-  ['failureRate', 'Failed invocations', percent],
+  ['failureRate', 'Failed, or with a failed call', percent],
   ['inputTokens', 'Tokens in', whole],
   ['outputTokens', 'Tokens out', whole],
 ]

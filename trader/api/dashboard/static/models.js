@@ -37,6 +37,7 @@ export function useModels() {
       byId,
       byVariant,
       nameOf: id => distinctName(id, byId.get(id)?.name ?? id),
+      nameOfAll: ids => entrantName(ids, ids.map(id => distinctName(id, byId.get(id)?.name ?? id))),
       colorOf: (id, variant) => byId.get(id)?.color ?? byVariant.get(byId.get(id)?.variant ?? variant)?.color,
       isBaseline: id => hasOthers && byId.get(id)?.provider === 'rules',
     }
@@ -61,14 +62,9 @@ export function useWindow(route) {
   return [windowOf(route.query), window => route.set('window', window)]
 }
 
-/**
- * The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default.
- * It is the next minute, since a range that is longer than its window by a moment would get a coarser resolution.
- */
-export function startOf(window) {
-  const at = window === 'run' ? runStart() : serviceNow() - WINDOWS_MS[window]
-  return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
-}
+/** The name of an entrant: of its account, or what the names of replicates have in common, and how many they are. */
+export const entrantName = (ids, [name]) =>
+  ids.length > 1 ? `${name.replace(/[ -]*\d+( ·.*)?$/, '') || name} (mean of ${ids.length})` : name
 
 /** The variants of the models whose names are repeated, by their ids, for each list of models. */
 const repeated = new WeakMap()

@@ -13,15 +13,25 @@ const DAY_MS = 86_400_000
 /** The page that takes a token, which the tab keeps until it is closed. No other page leads to it. */
 export function OperatorPage() {
   const [text, setText] = useState('')
+  const [said, setSaid] = useState('')
   const use = event => {
     event.preventDefault()
     operatorToken(text.trim())
-    location.hash = '#/system'
+    invalidate('operations.')
+    call('operations.getActivity')
+      .then(() => {
+        location.hash = '#/system'
+      })
+      .catch(error => {
+        operatorToken('')
+        setSaid(error.message)
+      })
   }
   return html`<${Panel} title="Operator"><form class="body filters" onSubmit=${use}>
     <input type="password" aria-label="Token with the scopes read and operate" placeholder="Token" autocomplete="off"
       value=${text} onInput=${event => setText(event.target.value)} />
     <button class="button" type="submit">Open the panel</button></form>
+    <p class="body" role="status">${said}</p>
     <p class="body soft">A token with the scopes read and operate, or API_TOKEN. This tab keeps it until it is closed.</p></${Panel}>`
 }
 
@@ -31,11 +41,11 @@ export function OperatorPanel({ route, report, halts }) {
   const entry = useAnswer('operations.getActivity')
   const found = entry.data
   const notes = useMemo(() => found && notesOf(found), [found])
-  return html`<${Commands} halts=${halts} known=${known} />
-    <${Pending} entry=${entry} what="The activity" />
+  return html`<${Pending} entry=${entry} what="The activity" />
     ${
       found &&
-      html`<${Curves} window=${window} title="Equity, with halts and alarms" notes=${notes} />
+      html`<${Commands} halts=${halts} known=${known} />
+      <${Curves} window=${window} title="Equity, with halts and alarms" notes=${notes} />
       <${Events} notes=${notes} />
       <${Costs} costs=${found.costs} since=${found.since} budgets=${report?.budgets ?? {}} known=${known} />
       <${Panel} title="Failures and latency, seven days"><${Table} label="Failures and latency" columns=${activityColumns(known)}

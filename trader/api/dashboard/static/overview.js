@@ -1,5 +1,5 @@
 // @ts-check
-// The overview: who leads, the curves, all accounts together, the leaderboard, positions, trades and events.
+// The overview: who leads, the curves, all accounts together, the leaderboard, positions and events.
 import { useAnswer } from './answers.js'
 import { Board } from './board.js'
 import { Tile, useStages } from './components.js'
@@ -10,12 +10,12 @@ import { html, useState } from './lib.js'
 import { Leader } from './leader.js'
 import { useWindow } from './models.js'
 import { useLive } from './store.js'
-import { LatestTrades, Positions, positionsOf } from './trades.js'
+import { Positions, positionsOf } from './trades.js'
 
 export function Overview({ route }) {
   const [window, setWindow] = useWindow(route)
   const [isDrawn, setDrawn] = useState(false)
-  const stage = useStages(isDrawn, 5)
+  const stage = useStages(isDrawn, 4)
   return html`
     <div class="split">
       <div class="stack">
@@ -24,7 +24,6 @@ export function Overview({ route }) {
         ${stage > 0 && html`<${Summary} />`}
         ${stage > 1 && html`<${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}
         ${stage > 3 && html`<${Positions} isCompact=${true} />`}
-        ${stage > 4 && html`<${LatestTrades} limit=${20} />`}
       </div>
       <div class="side">${stage > 2 && html`<${Feed} window=${window} />`}</div>
     </div>`

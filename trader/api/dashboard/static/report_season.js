@@ -1,7 +1,7 @@
 // @ts-check
 // The report of a season or of the current runs, and what that of a backtest shares with it.
-import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
-import { inks } from './colors.js'
+import { THICK, averageOf, axes, timeChart } from './charts.js'
+import { inks, onGround, onScheme } from './colors.js'
 import { Key, Tile, scaleOf, useChart } from './components.js'
 import { EvidenceBoard, boundsOf } from './evidence.js'
 import { clock, day, number, percent, signed, signedPercent, tone, whole } from './format.js'
@@ -250,4 +250,55 @@ function Board({ entrant, hasCosts, models, unvalued, variantOf }) {
     figure('equity', 'equity', value => number(value)),
     hasCosts && modelCost,
   ]} />`
+}
+
+/** Draw the shares of values in bins between `low` and `high`, one outline for each of `groups`: {name, color, values}. */
+function histogram(host, groups, low, high, bins, height) {
+  const width = (high - low) / bins
+  const places = Array.from({ length: bins }, (_, bin) => low + width * (bin + 0.5))
+  const shares = groups.map(group => {
+    const counts = new Array(bins).fill(0)
+    for (const value of group.values) counts[Math.min(bins - 1, Math.max(0, Math.floor((value - low) / width)))] += 1
+    return counts.map(count => (100 * count) / (group.values.length || 1))
+  })
+  const build = () =>
+    new globalThis.uPlot(
+      {
+        width: Math.max(240, host.clientWidth),
+        height,
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false }, y: false },
+        scales: { x: { time: false } },
+        axes: axes((value, places) => `${value.toFixed(places)} %`, host.clientWidth, height).map((axis, place) =>
+          place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) },
+        ),
+        series: [
+          {},
+          ...groups.map(group => ({
+            label: group.name,
+            stroke: onGround(group.color),
+            width: THICK,
+            paths: globalThis.uPlot.paths.stepped({ align: 0 }),
+            points: { show: false },
+          })),
+        ],
+      },
+      [places, ...shares],
+      host,
+    )
+  let chart = build()
+  onScheme(() => {
+    chart.destroy()
+    chart = build()
+  })
+}
+
+/** Percent below the highest value so far, at most 100. */
+function drawdownsOf(values) {
+  let peak = -Infinity
+  return values.map(value => {
+    if (value == null) return null
+    peak = Math.max(peak, value)
+    return peak > 0 ? (100 * Math.max(0, value)) / peak - 100 : 0
+  })
 }

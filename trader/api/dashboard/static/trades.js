@@ -305,21 +305,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', limit = PAG
   </${Panel}>`
 }
 
-/** The latest trades of all models, with their main figures. */
-export function LatestTrades({ limit }) {
-  const known = useModels()
-  const { entry, trades } = useTrades({ limit, variant: 'all' })
-  return html`<${Panel} title="Latest trades">
-    <${Pending} entry=${entry} what="The trades" />
-    ${
-      entry.data &&
-      html`<${Table} label="Latest trades" columns=${tradeColumns(known, { isShort: true })}
-      rows=${trades.slice(0, limit)} empty="No trade has been completed yet." />`
-    }
-  </${Panel}>`
-}
-
-function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = false }) {
+function tradeColumns(known, { hasModel = true, hasVariant = false }) {
   return [
     {
       key: 'closed',
@@ -339,7 +325,7 @@ function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = fa
       by: one => one.netPnl,
       cell: one => html`<${Money} value=${one.netPnl} />`,
     },
-    !isShort && {
+    {
       key: 'gross',
       title: 'Gross',
       className: 'narrow-hide wide',
@@ -349,18 +335,17 @@ function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = fa
     {
       key: 'fees',
       title: 'Fees',
-      className: isShort ? 'wide' : '',
       by: one => one.fees,
       cell: one => number(one.fees),
     },
-    !isShort && {
+    {
       key: 'funding',
       title: 'Funding',
       className: 'narrow-hide wide',
       by: one => one.funding,
       cell: one => number(one.funding),
     },
-    !isShort && {
+    {
       key: 'quantity',
       title: 'Quantity',
       className: 'wide',
@@ -370,14 +355,12 @@ function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = fa
     {
       key: 'entry',
       title: 'Entry',
-      className: isShort ? 'wide' : '',
       by: one => one.entryPrice,
       cell: one => price(one.entryPrice),
     },
     {
       key: 'exit',
       title: 'Exit',
-      className: isShort ? 'wide' : '',
       by: one => one.exitPrice,
       cell: one => price(one.exitPrice),
     },
