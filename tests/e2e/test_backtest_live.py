@@ -320,7 +320,7 @@ def test_the_database_of_a_backtest_is_complete_and_a_service_shows_it(
     assert [key[0] for key in before.rows].count("fills") > 5
     assert iso(before.until) == result["to"]
     monkeypatch.chdir(run)
-    assert [main([name]) for name in ("audit", "verify", "board", "report")] == [0, 0, 0, 0]
+    assert [main(name.split()) for name in ("audit", "audit chain", "show board", "report")] == [0, 0, 0, 0]
 
     shown, evidence, html = asyncio.run(shown_of(run))
     assert f'data-ends="{result["to"]}"' in html, "the page says that nothing is traded any more"

@@ -127,7 +127,7 @@ def test_the_database_of_models_is_complete_and_its_decisions_can_be_replayed(
         backtest(data, end, *options, "--budget-usd", "0.006", code=1)
         with monkeypatch.context() as context:
             context.chdir(data.parent / "run")
-            assert [main([name]) for name in ("audit", "verify", "trades")] == [0, 0, 0]
+            assert [main(name.split()) for name in ("audit", "audit chain", "show trades")] == [0, 0, 0]
         assert "2 invocations of the chain were checked" in capsys.readouterr().out
         asked = backtest(data, end, *options, "--budget-usd", "1")
     run = data.parent / "run"

@@ -114,7 +114,7 @@ def test_every_order_of_a_decision_is_executed() -> None:
 
         def decide(self, view: View) -> list[Decision]:
             parts = [PlannedPosition(place, 1, 0.02) for place in range(3)]
-            return [opening(view, symbol, part) for symbol, part in zip(view.markets, parts, strict=True)] * 5
+            return [*(opening(view, symbol, part) for symbol, part in zip(view.markets, parts, strict=True))] * 5
 
     for sittings in sat(lambda world: [Splitter()], (None, Edge.DRAIN), "null", 2).values():
         assert all(not each.answer.refused for each in sittings)

@@ -158,10 +158,7 @@ function Banners() {
     one => html`<p key=${one.text}
     class=${`notice ${one.kind}`}>${one.text}</p>`,
   )}</div>
-    ${
-      demo !== 'off' &&
-      html`<p class="notice">${demoOf(known)}</p>`
-    }
+    ${demo !== 'off' && html`<p class="notice">${demoOf(known)}</p>`}
     ${
       isPublic === 'on' &&
       html`<p

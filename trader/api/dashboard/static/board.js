@@ -123,7 +123,13 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       csv: one => ({ 'Coverage, %': one.details.coverage }),
       cell: one => percent(one.details.coverage),
     },
-    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => html`<span title=${`${whole(one.tradesCount)} of all replicates`}>${number(one.tradesCount / one.replicates, Number.isInteger(one.tradesCount / one.replicates) ? 0 : 1)}</span>` },
+    {
+      key: 'trades',
+      title: 'Trades',
+      by: one => one.tradesCount,
+      cell: one =>
+        html`<span title=${`${whole(one.tradesCount)} of all replicates`}>${number(one.tradesCount / one.replicates, Number.isInteger(one.tradesCount / one.replicates) ? 0 : 1)}</span>`,
+    },
     !isCompact && {
       key: 'cost',
       title: 'Model cost',
@@ -178,12 +184,14 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
 }
 
 /** The name of a row of a board. */
-export const nameIn = (entries, id) => isolated(distinctName(id, entries.find(one => one.modelId === id)?.modelName ?? id))
+export const nameIn = (entries, id) =>
+  isolated(distinctName(id, entries.find(one => one.modelId === id)?.modelName ?? id))
 
 /** Links to the accounts of a row that is their mean. */
 export const Accounts = ({ ids }) =>
   ids.map(
-    (id, place) => html` <a class="soft" href=${`#/models/${encodeURIComponent(id)}`} title=${id} key=${id}>${place + 1}</a>`,
+    (id, place) =>
+      html` <a class="soft" href=${`#/models/${encodeURIComponent(id)}`} title=${id} key=${id}>${place + 1}</a>`,
   )
 
 /** Whether a model is better than the next one, in words; the title has the reason and the detectable difference. */

@@ -216,10 +216,7 @@ export function EvidenceTable({ window, variant = 'all', children }) {
   const entry = useAnswer('analytics.getEvidence', { window, variant })
   return html`<${Panel} title="Evidence">
     <${Pending} entry=${entry} what="The evidence" />
-    ${
-      entry.data &&
-      html`<p class="body lede">Returns are of whole hours, up to ${moment(entry.data.until)}.</p>`
-    }
+    ${entry.data && html`<p class="body lede">Returns are of whole hours, up to ${moment(entry.data.until)}.</p>`}
     ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
   </${Panel}>${(entry.data || entry.error) && children}`
 }

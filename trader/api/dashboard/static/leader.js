@@ -108,7 +108,9 @@ function Largest({ closedId, open }) {
 /** What a model said of this market when it opened a trade. */
 function Opening({ id }) {
   const trade = useAnswer('trading.getTrade', { id }, 0).data?.trade
-  return trade?.invocationId && html`<${Said} id=${trade.invocationId} symbol=${trade.symbol} key=${trade.invocationId} />`
+  return (
+    trade?.invocationId && html`<${Said} id=${trade.invocationId} symbol=${trade.symbol} key=${trade.invocationId} />`
+  )
 }
 
 function Said({ id, symbol }) {

@@ -37,7 +37,11 @@ export function useModels() {
       byId,
       byVariant,
       nameOf: id => distinctName(id, byId.get(id)?.name ?? id),
-      nameOfAll: ids => entrantName(ids, ids.map(id => distinctName(id, byId.get(id)?.name ?? id))),
+      nameOfAll: ids =>
+        entrantName(
+          ids,
+          ids.map(id => distinctName(id, byId.get(id)?.name ?? id)),
+        ),
       colorOf: (id, variant) => byId.get(id)?.color ?? byVariant.get(byId.get(id)?.variant ?? variant)?.color,
       isBaseline: id => hasOthers && byId.get(id)?.provider === 'rules',
     }

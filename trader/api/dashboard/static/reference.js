@@ -15,7 +15,10 @@ search.addEventListener('input', () => {
     for (const element of shown) element.classList.toggle('hidden', isHidden)
   }
   for (const group of groups)
-    group.classList.toggle('hidden', !group.querySelector(':scope > article:not(.hidden), :scope > ul > li:not(.hidden)'))
+    group.classList.toggle(
+      'hidden',
+      !group.querySelector(':scope > article:not(.hidden), :scope > ul > li:not(.hidden)'),
+    )
   if (words.length) index.open = true
 })
 addEventListener('keydown', event => {
