@@ -193,7 +193,7 @@ async def test_accounts_of_one_configuration_are_replicates_declared_or_not(data
 
 
 async def test_a_window_starts_at_its_minute_in_every_answer(database: Database) -> None:
-    values = [10_000 + hour for hour in range(HOURS)]
+    values = [10_000.0 + hour for hour in range(HOURS)]
     since = START + (HOURS - 24) * HOUR + 45 * MINUTE
     async with database.connection() as conn:
         for name in ("ada-1", "ada-2"):

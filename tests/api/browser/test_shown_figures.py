@@ -179,7 +179,7 @@ async def check_the_mark(tab: Tab, url: str, database: Database) -> None:
     # Boards of other windows may be kept for this minute, since no account of the service has traded.
     await visit(tab, url, "/#/models?window=run")
     board = 'window.answers[\'analytics.getLeaderboard {"window":"run","variant":"all","details":true}\']'
-    counts = f"{board}?.entries.map(one => one.modelId + ' ' + one.details.withinMinute).toSorted().join()"
+    counts = f"{board}?.entries.map(one => one.modelIds[0] + ' ' + one.details.withinMinute).toSorted().join()"
     await until(lambda: tab.evaluate(f"{counts} === 'ada-0 0,model-10 0,model-2 1'"), "the brief trade")
     marked = f"{CELLS}.filter(cells => cells.Model.includes('under 1 min')).map(cells => cells.Model.split('\\n')[0])"
     assert await tab.evaluate(marked) == [], "the prices of a synthetic market are all its own"
@@ -281,7 +281,7 @@ async def check_evidence(tab: Tab) -> None:
 
 async def check_the_axes(tab: Tab, url: str) -> None:
     """Marks of an axis are as far apart as their labels say, and the first time is not cut."""
-    await visit(tab, url, "/#/")
+    await visit(tab, url, "/#/?window=24h")
     await until(lambda: tab.evaluate("performance.getEntriesByName('curves').length > 0"), "the curves")
     await until(lambda: tab.evaluate("written.some(([text]) => /^\\d\\d:\\d\\d$/.test(text))"), "the times")
     await tab.evaluate("written.length = 0; document.documentElement.dataset.theme = 'dark'")  # drawn once more
