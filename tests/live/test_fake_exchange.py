@@ -16,7 +16,7 @@ from support.scripted import START
 
 D = Decimal
 BTC = 1
-RECORDED: Final = Path("/work/shared/data/venues/lighter")
+RECORDED: Final = Path(__file__).parents[3] / "shared" / "data" / "venues" / "lighter"
 
 
 class Client:
