@@ -259,8 +259,9 @@ def reports_jump(ms: int, *_: object) -> bool:
 
 
 def answers(calls: int) -> bool:
-    call = {"id": "c", "type": "function", "function": {"name": "holding", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call] * calls}
+    asked = {"name": "holding", "arguments": "{}"}
+    each = [{"id": f"c{number}", "type": "function", "function": asked} for number in range(calls)]
+    message = {"role": "assistant", "content": None, "tool_calls": each}
     turn: Any = SimpleNamespace(number=1, answer_tokens_max=1, model=make_model("m"))
     answer = answer_of(decode_reply(orjson.dumps({"choices": [{"message": message}]})), turn, None, 0)
     assert len(answer.calls) + answer.calls_left_out == calls

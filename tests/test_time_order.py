@@ -45,6 +45,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "live/lighter/transactions.py": ("the venue's records, by its own dates", 1),
     "live/outbox.py": ("how long the venue's views may lag; a later date is none", 3),
     "live/recorded_books.py": ("books of one recording", 3),
+    "live/rehearsals.py": ("how old a report is, in days", 1),
     "market/candles.py": ("minutes that are recorded; those of a clock that was ahead are read again", 1),
     "market/feed.py": ("the first book after an order's latency; a clock set back moves the waits", 5),
     "market/sources/path.py": ("seconds of a simulated crash", 3),
@@ -55,7 +56,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "portfolio/evidence.py": ("hours of a record", 1),
     "portfolio/hour_bounds.py": ("whether a run began within the hour", 1),
     "portfolio/leaderboard.py": ("hours of a record", 1),
-    "portfolio/run_statistics.py": ("hours of a record", 3),
+    "portfolio/run_statistics.py": ("hours of a record", 4),
     "portfolio/seasons.py": ("the published dates of a season", 5),
     "portfolio/snapshots.py": ("whether a snapshot is of the present hour; a date ahead takes one more", 2),
 }

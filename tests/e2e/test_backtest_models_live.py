@@ -132,7 +132,7 @@ def test_the_database_of_models_is_complete_and_its_decisions_can_be_replayed(
         asked = backtest(data, end, *options, "--budget-usd", "1")
     run = data.parent / "run"
     monkeypatch.chdir(run)
-    assert [main([name]) for name in ("audit", "verify", "trades")] == [0, 0, 0]
+    assert [main(name.split()) for name in ("audit", "audit chain", "show trades")] == [0, 0, 0]
     assert "7 invocations of the chain were checked, 7 of them with their payloads" in capsys.readouterr().out
     run.rename(data.parent / "recorded")
     monkeypatch.chdir(data.parent)

@@ -51,7 +51,7 @@ async def test_commands_show_the_state_of_the_service_and_act_through_it(
         anew = await service.call("simulator.placeOrder", **{**resting, "limitPrice": 2000})
         assert anew["order"]["status"] == "resting", "the client order id of before is free"
         code, refused = await run("accounts", "remove", "me", "--yes")
-        assert (code, "has traded" in str(refused)) == (1, True), refused
+        assert (code, "has 4 fills" in str(refused)) == (1, True), refused
         assert await service.stop() == 0
     code, status = await run_command(open_folder, "status")
     assert (code, status["database"]["service"]) == (1, "not running")

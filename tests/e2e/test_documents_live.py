@@ -49,7 +49,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "printf %s": "names the seed of that season",
     },
     "docs/frontends.md": {"npm install": "tests/support/orpc.py installs the packages from a lock file"},
-    "docs/live.md": {".venv/bin/pip install": "installs the venue's SDK into the environment of the tests"},
+    "docs/live.md": {
+        ".venv/bin/pip install": "installs the venue's SDK into the environment of the tests",
+        "trader rehearse": "trades at a venue; tests/live has one",
+        "trader venue-close": "trades at a venue; tests/live has one",
+    },
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
         "trader reproduce": "names an invocation of another run; tests/agents/test_reproduction.py has its own",

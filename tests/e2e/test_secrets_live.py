@@ -152,7 +152,7 @@ async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, d
         http = await _produced_by_http(service)
         assert await service.stop() == 0
         log = b"".join(service.log).decode()
-    assert by_model["repeats"]["response"] == "I was called with ***"
+    assert by_model["repeats"]["response"].startswith("I was called with ***")
     assert {by_model[kind]["status"] for kind in ("wrong", "html", "malformed", "redirects", "fails")} == {"failed"}
     assert by_model["escapes"]["response"] == "***"
     rows = await _rows(database)

@@ -29,7 +29,7 @@ D = Decimal
 BLOCKS = 10
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "30"))
 STEPS_MAX = 10
-LOOKS_MAX = 8
+LOOKS_MAX = 12
 
 
 @pytest.mark.slow

@@ -236,7 +236,12 @@ async def test_in_lockstep_resting_orders_are_canceled_at_the_update_that_halts(
         await venue.buy("0.1", leverage=D(10))
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
         context = SimpleNamespace(
-            exchange=venue.exchange, market=venue.market, clock=clock, agents=None, portfolio=None
+            exchange=venue.exchange,
+            market=venue.market,
+            clock=clock,
+            agents=None,
+            portfolio=None,
+            settings=venue.settings,
         )
         baselines = Baselines(database, venue.exchange, venue.market, clock, venue.settings)
         limits = operated.limits, operated.bounds

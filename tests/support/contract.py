@@ -143,6 +143,7 @@ INVOCATION = {
     "responsePayload?": [text],
     "status": ("completed", "failed", "timeout"),
     "failureReason": (text, None),
+    "endedBy": (text, None),
     "steps": count,
     "inputTokens": (count, None),
     "outputTokens": (count, None),
@@ -399,6 +400,8 @@ OUTPUTS: Mapping[str, Shape] = {
     "trading.getEquityCurves": {
         "times": [iso],
         "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
+        "start?": iso,
+        "starts?": anything,
         "models": [
             {"id": text, "name": text, "variant": (VARIANT, None), "baseline?": boolean, "values": [(number, None)]}
         ],
@@ -497,10 +500,14 @@ OUTPUTS: Mapping[str, Shape] = {
         {"advanced": [{**_ADVANCED_FIGURES, "entrants": [{**_ADVANCED_FIGURES, **_ENTRANT}]}]},
     ),
     "analytics.getLeaderboard": {
+        "start": (iso, None),
         "entries": [
             {
                 "rank": (count, None),
                 **_MODEL_HEAD,
+                "modelIds": [text],
+                "replicates": count,
+                "since": (iso, None),
                 "color": text,
                 "pnlPercent": (number, None),
                 "pnlAbsolute": number,
@@ -540,6 +547,7 @@ OUTPUTS: Mapping[str, Shape] = {
     },
     "analytics.getEvidence": {
         "window": ("24h", "7d", "30d", "run"),
+        "start": (iso, None),
         "until": iso,
         "best": (text, None),
         "resolution": {"now": (number, None), "atEnd": (number, None)},
@@ -620,6 +628,8 @@ OUTPUTS: Mapping[str, Shape] = {
     },
     "analytics.getComparison": {
         "window": ("24h", "7d", "30d", "run"),
+        "start": (iso, None),
+        "modelIds": [[text]],
         "until": iso,
         "difference": _DIFFERENCE,
         "curve": [

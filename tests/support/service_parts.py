@@ -77,6 +77,7 @@ class FakeAgents:
         self.failures: dict[str, Failing] = {}
         self.rests: dict[str, str] = {}
         self.skipped = {"running": 3, "waiting": 4}
+        self.ends: dict[str, int] = {}
         self.budgets = self
         self.outcomes = Outcomes()
 

@@ -224,7 +224,9 @@ async def get_board(context: AgentContext, request: AgentBoardInput, key: Creden
     await _agent_of(context, request, key)
     entries = await context.analytics.leaderboard(request.window, "pnlPercent")
     season = await context.analytics.latest_season()
-    return shown_board(entries, GetLeaderboardInput(window=request.window, details=True), season)
+    board = shown_board(entries, GetLeaderboardInput(window=request.window, details=True), season)
+    undated = [msgspec.structs.replace(row, since=None) for row in board.entries]  # an agent's dates may be masked
+    return msgspec.structs.replace(board, start=None, entries=undated)
 
 
 def _whoami(context: AgentContext, model: Model, key: Credential) -> WhoAmIOutput:

@@ -160,7 +160,8 @@ class LeaderboardRow(Wire, kw_only=True):
     An entrant that decided less than 95 % of its due cycles, or is excluded from the board of the current season, is
     listed without a `rank`, after the ranked ones. Replicates of one configuration share a row with their means and the
     sum of their trades: `replicates` is their number (1: a single account), `modelIds` are all of them, and `modelId`
-    is their fingerprint, which no account has. The figures start at `since`. `ci95` is the 95 % interval of the return
+    is their fingerprint, which no account has. The figures start at `since` (null for an
+    agent, whose dates may be masked). `ci95` is the 95 % interval of the return
     in the whole hours of the window, for one look. It needs 24 hours and 10 completed trades in the window; before that
     it is null.
     """
@@ -170,7 +171,7 @@ class LeaderboardRow(Wire, kw_only=True):
     model_name: Annotated[str, From("name")]
     model_ids: Annotated[list[str], From("models", ids_of)]
     replicates: Annotated[int, From("models", len)]
-    since: Timestamp
+    since: Timestamp | None
     variant: Annotated[VariantId, From("model.variant")]
     color: Annotated[str, From("model", color_of)]
     pnl_percent: float | None
