@@ -103,7 +103,11 @@ async def ends_the_service(name: str, dsn: str, folder: Path, caplog: pytest.Log
     asyncio.get_running_loop().set_task_factory(plant(name))
     async with serving(dsn, folder, caplog) as service, asyncio.timeout(60):
         planted = f"planted in {name}"
-        await until(lambda: service.done() or (planted in caplog.text and name in our_tasks()))
+
+        def goes_on() -> bool:
+            return planted in caplog.text and name in {task.get_name() for task in asyncio.all_tasks()}
+
+        await until(lambda: service.done() or goes_on())
         assert not service.done() or planted in repr(service.exception())
         return service.done()
 

@@ -212,7 +212,7 @@ def to_follow(document: str) -> list[Command]:
 def prepare(document: str, folder: Path) -> None:
     """Create the files that a document assumes."""
     (folder / "backups").mkdir()
-    models = '# The models.\n[[models]]\nid = "apex-rules"\nname = "Apex"\nvariant = "Apex"\nprovider = "rules"\n'
+    models = '# The models.\n[[models]]\nid = "apex-own"\nname = "Apex"\nvariant = "Apex"\nprovider = "rules"\n'
     if document == "docs/models.md":  # which shows an error in it
         models = models.replace('variant = "Apex"', 'variant = "apex"')
     if document != "README.md":
