@@ -143,7 +143,7 @@ INVOCATION = {
     "responsePayload?": [text],
     "status": ("completed", "failed", "timeout"),
     "failureReason": (text, None),
-    "endedBy?": (text, None),
+    "endedBy": (text, None),
     "steps": count,
     "inputTokens": (count, None),
     "outputTokens": (count, None),

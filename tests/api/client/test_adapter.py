@@ -38,7 +38,8 @@ CALLS = [
 ]
 RUN = {
     "id": ID, "modelId": "m", "modelName": "M", "modelVariant": "Apex", "modelLogo": None, "response": None,
-    "status": "completed", "failureReason": None, "steps": 1, "inputTokens": 1, "outputTokens": 1, "durationMs": 5,
+    "status": "completed", "failureReason": None, "endedBy": None, "steps": 1,
+    "inputTokens": 1, "outputTokens": 1, "durationMs": 5,
     "timestamp": AT, "toolCalls": CALLS,
 }  # fmt: skip
 PRICE = {"symbol": "BTC", "price": 99, "timestamp": AT, "change24hPercent": -1.5}
