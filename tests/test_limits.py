@@ -97,7 +97,7 @@ def at_second(patch: pytest.MonkeyPatch, second: float) -> None:
 
 
 async def answers_wrong(access: Access, count: int, address: str = "there") -> bool:
-    """Return whether the last of so many wrong secrets is not refused unseen."""
+    """Return whether the last of `count` wrong secrets is still checked, rather than refused unseen."""
     for number in range(count):
         try:
             await access.identify(f"Bearer guess-{number}", address)

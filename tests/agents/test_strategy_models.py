@@ -159,7 +159,7 @@ class Counting:
 
 
 class FailingStates(StoredStates):
-    """Saves that fail as often as they are told, after the commit or instead of it."""
+    """A store whose saves fail a given number of times, after the commit or instead of it."""
 
     fail: Literal["before", "after"] | None = None
     turn: Turn

@@ -286,7 +286,7 @@ async def remove_account(desk: PaperBench) -> None:
 
 
 async def lose_acknowledgement(desk: PaperBench) -> None:
-    """What an account is after it was reread may differ from what was answered while it was in doubt."""
+    """An account that was reread may differ from the answers given while it was in doubt."""
     desk.accounts.mark_missed("manual")
     await desk.accounts.settle("manual")
 

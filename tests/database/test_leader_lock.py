@@ -60,7 +60,7 @@ def frozen(dsn: str, *, is_leading: bool) -> Iterator[None]:
         assert await lock.try_acquire()
         watch = asyncio.create_task(lock.lost()) if is_leading else None
         await asyncio.sleep(0.3 if is_leading else 0)
-        await asyncio.sleep(0.1)  # the server is told of the silence that it allows
+        await asyncio.sleep(0.1)  # the time in which the server learns how long a silence it allows
         held.set()
         thaws.wait()
         await lock.release()

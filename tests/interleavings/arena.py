@@ -337,7 +337,7 @@ class Arena:
         self.source = ArenaSource()
         self.market_at = START
         self.has_touched = False
-        """Whether the market has reached the stop since the positions were opened."""
+        """Whether the market reached the stop after the positions were opened."""
 
         self.is_clock_set = False
         """Whether the clock was set, so that times do not show the order of events."""

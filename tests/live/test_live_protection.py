@@ -1,4 +1,4 @@
-"""What protects a live position: exits before reads, a stop from its first moment, and no action on a late read."""
+"""Protection of live positions: exits before reads, a stop from the first moment, and no harm from late reads."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -72,7 +72,7 @@ async def test_a_candle_that_a_venue_publishes_late_is_not_missed() -> None:
 
 
 class LateSource(ScriptedSource):
-    """A source whose candles are made of their times; those of the last minutes are late."""
+    """A source that derives candles from their times; those of the last minutes arrive late."""
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         candles = await super().candles(symbol, interval, start, end)

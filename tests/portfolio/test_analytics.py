@@ -144,7 +144,7 @@ async def test_figures_of_trades(bench: Bench) -> None:
 
 
 def everything(run: RunStatistics, now: datetime) -> list[object]:
-    """Return all that is told of a run, and of its entrants."""
+    """Return every statistic of a run and of its entrants."""
     hour, day = floor_time(now, HOUR), now - DAY
     trades = [sorted(each.id for each in trades) for trades in (run.trades, run.closed_after(day), run.later.values())]
     told: list[object] = [run.run, trades, run.hours, run.values, run.losing, run.brief, sorted(run.open), run.figures]

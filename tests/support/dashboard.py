@@ -44,7 +44,7 @@ HTMLAnchorElement.prototype.click = new Proxy(HTMLAnchorElement.prototype.click,
 async def check_jumps(tab: Tab) -> None:
     """Nothing jumps under the reader, whatever comes late."""
     jumps = await tab.evaluate("jumps")
-    assert sum(jump["value"] for jump in jumps) < 0.04, jumps
+    assert sum(jump["value"] for jump in jumps) < 0.03, jumps
 
 
 async def shows(tab: Tab, text: str) -> None:

@@ -246,7 +246,7 @@ class FakeExchange(AccountStreams):
 
     @property
     def shows_late(self) -> bool:
-        """Whether it does not show all that happened yet."""
+        """Whether its answers do not include everything that has happened yet."""
         return any(ledger.shows_late(self.seen_s) for ledger in self.ledgers.values())
 
     # Spontaneous events at a venue

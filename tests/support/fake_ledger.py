@@ -67,7 +67,7 @@ class Standing:
     parent: "Standing | None" = None
     children: list["Standing"] = field(default_factory=list)
     earlier: list[tuple[float, dict[str, Any] | None]] = field(default_factory=list)
-    """What it shows until when; None for nothing."""
+    """What it shows, and until when; None if nothing is pinned."""
 
     @property
     def sign(self) -> int:

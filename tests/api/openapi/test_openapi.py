@@ -185,7 +185,7 @@ def test_choices_are_in_the_order_of_their_definition(document: Document) -> Non
 
 
 def test_no_optional_field_has_a_default_that_generators_take_for_a_promise(document: Document) -> None:
-    """Of openapi-typescript's types, a field with a default is required: `getPositions({modelId})` did not compile."""
+    """openapi-typescript makes a field with a default required, so that `getPositions({modelId})` would not compile."""
     schemas = document["components"]["schemas"]
     fields = [
         (name, field)
