@@ -19,9 +19,8 @@ from aiohttp import hdrs, web
 
 from trader import __version__
 from trader.api import batch, broadcast, health, metrics, record, rpc, streams, typescript
-from trader.api.dashboard.assets import PAGE_HEADERS, Content
+from trader.api.dashboard import assets
 from trader.api.json_schema import REFERENCE, Schema, components_of
-from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import JSON, Route, base_url
@@ -316,7 +315,7 @@ def _skill(settings: Settings) -> str:
     return text.replace("{server}", base_url(settings))
 
 
-_Contents = Mapping[str, tuple[Content, Mapping[str, str]]]
+_Contents = Mapping[str, tuple[assets.Content, Mapping[str, str]]]
 
 
 def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:
@@ -333,14 +332,15 @@ def routes(settings: Settings, registry: Registry | None = None) -> list[web.Rou
 def _contents(settings: Settings, registry: Registry) -> _Contents:
     """Return what each path answers, and its headers."""
     document = make_document(registry, settings)
+    page = assets.text_of("reference.html").format(folder=assets.FOLDER)
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),
         (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
         (SKILL, _skill(settings).encode(), "text/markdown; charset=utf-8", {}),
-        (PAGE, page.render(document).encode(), "text/html; charset=utf-8", PAGE_HEADERS),
+        (PAGE, page.encode(), "text/html; charset=utf-8", assets.PAGE_HEADERS),
     )
     return {
-        route.path: (Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers})
+        route.path: (assets.Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers})
         for route, body, media_type, headers in contents
     }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.chromium import browsing, chromium_program, open_tab
+from support.chromium import Tab, browsing, chromium_program, open_tab
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
-from support.waiting import becomes
+from support.waiting import becomes, until
 
 pytestmark = pytest.mark.processes
 
@@ -125,6 +126,27 @@ TRY = """(async () => {
 })()"""
 
 
+async def check_reference(tab: Tab, document: dict[str, Any]) -> None:
+    """The page shows the whole document: each operation, field and error, and no Markdown is left."""
+    words = " ".join((await tab.evaluate("document.body.textContent")).split())
+    for path, methods in document["paths"].items():
+        (operation,) = methods.values()
+        assert path in words
+        for text in (operation["summary"], operation.get("description", "")):
+            assert " ".join(text.replace("`", "").split()) in words, path
+    fields = {field for schema in document["components"]["schemas"].values() for field in schema.get("properties", ())}
+    names = await tab.evaluate("[...document.querySelectorAll('td.name')].map(cell => cell.textContent)")
+    assert fields - {"error", "code", "issues", "path", "message"} <= set(names)
+    told = await tab.evaluate("document.querySelector('.introduction').textContent")
+    assert not re.search(r"`|^## |^- |\|", told, re.MULTILINE)
+    codes = await tab.evaluate("[...document.querySelectorAll('.introduction td code')].map(code => code.textContent)")
+    assert document["components"]["responses"].keys() <= set(codes)
+    ids = await tab.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+    assert len(set(ids)) == len(ids)
+    anchors = "[...document.querySelectorAll('a[href^=\"#\"]')].map(link => link.hash.slice(1))"
+    assert set(await tab.evaluate(anchors)) <= set(ids)
+
+
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_reference_page_is_searchable_and_shown_in_both_schemes(
     service: ServiceProcess, tmp_path: Path
@@ -139,6 +161,8 @@ async def test_the_reference_page_is_searchable_and_shown_in_both_schemes(
     ground = "getComputedStyle(document.body).backgroundColor"
     _, document = await service.get("/api/openapi.json")
     async with open_tab(tmp_path / "profile", f"{service.url}/api/docs") as tab:
+        await until(lambda: tab.evaluate("document.querySelectorAll('.try .button').length"))
+        await check_reference(tab, document)
         assert len(await tab.evaluate(shown)) == len(document["paths"])
         await tab.evaluate(f"{search}('order simulator')")
         evaluated = await tab.evaluate(shown)

@@ -75,7 +75,9 @@ PAGE_PROJECT = {
         "allowJs": True, "noEmit": True, "target": "ESNext", "module": "ESNext", "moduleResolution": "Bundler",
         "lib": ["ESNext", "DOM", "DOM.Iterable"], "strict": False, "types": [],
     },
-    "files": ["app.js", *(f"report_{kind}.js" for kind in get_args(ReportKind)), "theme.js", "wrong.js"],
+    "files": [
+        "app.js", *(f"report_{kind}.js" for kind in get_args(ReportKind)), "theme.js", "reference.js", "wrong.js",
+    ],
 }  # fmt: skip
 WRONG = """// @ts-check
 import { call } from './answers.js'

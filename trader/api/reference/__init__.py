@@ -1,1 +1,1 @@
-"""The human-readable page at `/api/docs`: the OpenAPI document as HTML."""
+"""The texts of the OpenAPI document and of the page that teaches a language model to trade here."""

@@ -1,4 +1,11 @@
-// The reference page: search over paths, texts and fields, buttons that copy, and trying a procedure out.
+// The reference page: the document, search over paths, texts and fields, buttons that copy, and trying a procedure out.
+import { html, render } from './lib.js'
+import { Reference } from './reference_document.js'
+
+const response = await fetch('openapi.json')
+render(html`<${Reference} document=${await response.json()} />`, document.querySelector('.layout'))
+if (location.hash) location.replace(location.hash)
+
 const search = document.querySelector('input[type=search]')
 const entries = [...document.querySelectorAll('article')].map(article => ({
   shown: [article, document.querySelector(`nav a[href="#${article.id}"]`).parentElement],
