@@ -6,15 +6,16 @@ from typing import Any
 
 import asyncpg
 import pytest
-from support.contract import OUTPUTS, VARIANT
 from support.orpc import run_client
 from support.process import ServiceProcess, serving
-from support.shapes import assert_shape
 from support.waiting import until
+from support.wire import check_output
 
 from trader.agents.variants import VARIANTS
 
 pytestmark = pytest.mark.processes
+
+VARIANT = ("Apex", "Trendsurfer", "Contrarian", "Sovereign")
 
 READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("trading.getTrades", {}),
@@ -82,7 +83,7 @@ async def trade_by_hand(service: ServiceProcess) -> str:
 
     async def place(**order: Any) -> Any:
         answer = await service.call("simulator.placeOrder", accountId="by-hand", **order)
-        assert_shape(answer, OUTPUTS["simulator.placeOrder"])
+        check_output("simulator.placeOrder", answer)
         return answer["order"]
 
     plan = {"stop": 1.0, "target": 10**7, "invalidation": "words", "timeExit": "2099-01-01T00:00:00+01:00"}
@@ -124,7 +125,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
 
         plain = [await service.call(name, **request) for name, request in READ_CALLS]
         for (name, _), answer in zip(READ_CALLS, plain, strict=True):
-            assert_shape(answer, OUTPUTS[name])
+            check_output(name, answer)
         check_values(plain)
         await check_single_trades(service)
 
@@ -141,7 +142,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
         later = [await service.call(name, **request) for name, request in READ_CALLS]
         for group in groups:
             for (name, _), answer, *expected in zip(READ_CALLS, group["answers"], plain, later, strict=True):
-                assert_shape(answer["output"], OUTPUTS[name])
+                check_output(name, answer["output"])
                 if name not in MOVING:
                     assert answer["output"] in expected, name
 
@@ -160,7 +161,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
         )
         answers = groups[0]["answers"] + groups[1]["answers"]
         for called, answer in zip(changes + reset, answers, strict=True):
-            assert_shape(answer["output"], OUTPUTS[".".join(called["path"])])
+            check_output(".".join(called["path"]), answer["output"])
         placed, cancelled, emptied = (answer["output"] for answer in answers)
         assert (placed["order"]["accountId"], placed["order"]["status"]) == ("default", "filled")
         assert (cancelled["order"]["id"], cancelled["order"]["status"]) == (resting_id, "cancelled")
@@ -188,7 +189,7 @@ async def check_single_trades(service: ServiceProcess) -> None:
     assert [len(trades), len(positions)] == [2, 2]
     for listed in (*trades, *positions):
         answer = await service.call("trading.getTrade", id=listed["id"])
-        assert_shape(answer, OUTPUTS["trading.getTrade"])
+        check_output("trading.getTrade", answer)
         trade = answer["trade"]
         entries = [fill for fill in trade["fills"] if (fill["side"] == "buy") is (trade["side"] == "LONG")]
         exits = [fill for fill in trade["fills"] if fill not in entries]
@@ -208,7 +209,7 @@ def names() -> list[str]:
 
 
 def check_values(answers: Sequence[Any]) -> None:
-    """Check what shapes cannot express: orders of lists, relations between fields."""
+    """Check what schemas cannot express: orders of lists, relations between fields."""
     by_call = {(name, *sorted(request)): answer for (name, request), answer in zip(READ_CALLS, answers, strict=True)}
     check_books(by_call)
     check_models(by_call)

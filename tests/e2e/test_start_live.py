@@ -15,12 +15,13 @@ from typing import Any
 import aiohttp
 import asyncpg
 import pytest
-from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, passed_on, serving
 from support.run_profile import is_nightly
-from support.shapes import assert_shape
 from support.waiting import becomes, until
+from support.wire import check_output
 from yarl import URL
+
+from trader.core.variant_id import VariantId
 
 pytestmark = pytest.mark.processes
 
@@ -77,10 +78,10 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
         try:
             await healthy(first)
             models = (await first.call("models.getModels"))["models"]
-            assert sorted(model["variant"] for model in models) == sorted(VARIANT)
+            assert sorted(model["variant"] for model in models) == sorted(VariantId)
             assert {(model["provider"], model["active"]) for model in models} == {("rules", True)}
             trades = (await first.call("trading.getTrades", limit=500))["trades"]
-            assert len({trade["modelVariant"] for trade in trades}) == len(VARIANT)
+            assert len({trade["modelVariant"] for trade in trades}) == len(VariantId)
             curves = await first.call("trading.getEquityCurves")
             assert all(sum(value is not None for value in curve["values"]) >= 70 for curve in curves["models"])
             audit = await asyncio.create_subprocess_exec(ROOT / "scripts" / "run", "audit", cwd=open_folder)
@@ -194,7 +195,7 @@ async def healthy(service: ServiceProcess) -> None:
 async def books(service: ServiceProcess) -> dict[str, Any]:
     """Return everything about the account that does not depend on prices, which a restart must not change."""
     answer = await service.call("simulator.getAccount")
-    assert_shape(answer, OUTPUTS["simulator.getAccount"])
+    check_output("simulator.getAccount", answer)
     account = answer["account"]
     kept = ("symbol", "side", "quantity", "avgEntryPrice", "margin", "leverage", "realizedPnl", "exitPlan")
     return {

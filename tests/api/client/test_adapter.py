@@ -7,10 +7,9 @@ import subprocess
 from typing import Any
 
 import pytest
-from support.contract import OUTPUTS
 from support.orpc import FOLDER
 from support.process import ROOT
-from support.shapes import assert_shape
+from support.wire import check_output
 
 AT = "2026-03-04T05:06:00.000Z"
 ID = "9cbeb956-9d16-5feb-b686-da23183f830e"
@@ -77,7 +76,7 @@ def test_the_adapter_of_the_documents_gives_the_names_that_autonome_reads() -> N
         "trading.getPortfolioHistory": history,
         "trading.getEquityCurves": CURVES,
     }.items():
-        assert_shape(answer, OUTPUTS[name])
+        check_output(name, answer)
     given = adapted(
         adaptPrices=[{"prices": [PRICE]}],
         adaptPositions=[[POSITION], [{"id": "m", "logo": "m.svg"}]],

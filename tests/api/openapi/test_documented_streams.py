@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import msgspec
@@ -11,38 +10,16 @@ import orjson
 import pytest
 from support.process import serving
 from support.trading_floor import calling, open_floor, opening
+from support.wire import Document, check_event, wire_document
 
-from trader.api import openapi
-from trader.api.registry import REGISTRY, load_procedures
 from trader.api.schemas.health import HaltInForce
 from trader.core.clock import iso
 from trader.core.events import ConversationsChanged, Event, PositionsChanged, WorkflowProgress
 from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause
 from trader.exchange.events import HaltsChanged, TradesChanged
-from trader.settings.settings import Settings
-
-Document = dict[str, Any]
 
 EVENT_WAIT_S = 15
-
-
-@pytest.fixture(scope="module")
-def document() -> Document:
-    load_procedures()
-    made = openapi.make_document(REGISTRY, Settings.load({}, None, demo=True))
-    read: Document = orjson.loads(msgspec.json.encode(made))
-    return read
-
-
-def check(document: Document, stream: str, data: Any) -> None:
-    schema = document["paths"][f"/api/events/{stream}"]["get"]["x-event-data"]
-    # Includes the components, so that references resolve; unlike in the document, unknown fields are refused.
-    components = orjson.loads(orjson.dumps(document["components"]))
-    for component in components["schemas"].values():
-        if component.get("type") == "object":
-            component.setdefault("additionalProperties", False)
-    jsonschema_rs.validate({**schema, "components": components}, data)
 
 
 def workflow_data(event: Event) -> Iterator[Document]:
@@ -60,7 +37,7 @@ def workflow_data(event: Event) -> Iterator[Document]:
             yield {"halts": told, "type": "halts:changed", "timestamp": iso(at)}
 
 
-async def test_workflow_events_are_as_documented(database: Database, document: Document) -> None:
+async def test_workflow_events_are_as_documented(database: Database) -> None:
     async with open_floor(database) as floor:
         await floor.add("good", "bad")
         floor.provider.scripts["good"] = [calling(opening())]
@@ -72,7 +49,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         await floor.halts.halt("good", HaltCause.OPERATOR, "looks wrong", "someone")
         seen = [data for event in floor.events for data in workflow_data(event)]
     for data in seen:
-        check(document, "workflow", data)
+        check_event("workflow", data)
     assert {data["type"] for data in seen} >= {
         "workflow:started",
         "workflow:step",
@@ -86,11 +63,11 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         "halts:changed",
     }
     with pytest.raises(jsonschema_rs.ValidationError):
-        check(document, "workflow", seen[0] | {"surprise": 1})
+        check_event("workflow", seen[0] | {"surprise": 1})
 
 
 @pytest.mark.processes
-async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn: str, document: Document) -> None:
+async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, leverage=3)
         for stream in ("positions", "trades", "conversations", "portfolio", "candles", "workflow"):
@@ -105,9 +82,9 @@ async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn:
                     message = await response.content.readuntil(b"\n\n")
             (data,) = [line for line in message.splitlines() if line.startswith(b"data:")]
             read = orjson.loads(data.removeprefix(b"data:"))
-            check(document, stream, read)
+            check_event(stream, read)
             if stream == "positions":
                 assert any(entry["positions"] for entry in read)
         _, served = await service.get("/api/openapi.json")
         assert served["servers"] == [{"url": "/"}]
-        assert served["paths"] == document["paths"]
+        assert served["paths"] == wire_document()["paths"]

@@ -3,22 +3,20 @@
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pytest_aiohttp.plugin import AiohttpClient
-from support import contract, shapes
+from support.orpc import FOLDER
 from support.served import AppClient, make_app
+from support.wire import Document, make_document
 
-from trader.api import openapi, rpc
+from trader.api import openapi, rpc, typescript
 from trader.api.dashboard import assets
-from trader.api.registry import REGISTRY, load_procedures
+from trader.api.registry import REGISTRY
 from trader.settings.settings import Settings
-
-Document = dict[str, Any]
 
 LISTED = "https://app.example"
 
@@ -27,16 +25,9 @@ def make_settings(**environment: str) -> Settings:
     return Settings.load(environment, None, demo=True)
 
 
-def make(**environment: str) -> Document:
-    load_procedures()
-    document = openapi.make_document(REGISTRY, make_settings(**environment))
-    read: Document = orjson.loads(msgspec.json.encode(document))
-    return read
-
-
 @pytest.fixture(scope="module")
 def document() -> Document:
-    return make()
+    return make_document()
 
 
 @pytest.fixture
@@ -111,37 +102,14 @@ def test_only_procedures_with_changes_mention_the_token(document: Document) -> N
     assert "/api/rpc/simulator.placeOrder" in guarded
     place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{}, {"bearer": []}]
-    place = make(API_TOKEN="open-sesame-0123456789")["paths"]["/api/rpc/simulator.placeOrder"]["post"]
+    place = make_document(API_TOKEN="open-sesame-0123456789")["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{"bearer": []}]
     assert "open-sesame" not in orjson.dumps(place).decode()
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("Position", contract.POSITION),
-        ("PositionEventData", contract.POSITION_EVENT),
-        ("Trade", contract.TRADE),
-        ("Invocation", contract.INVOCATION),
-        ("PortfolioUpdate", contract.LIVE_PORTFOLIO),
-    ],
-)
-def test_fields_match_the_contract(document: Document, name: str, shape: dict[str, Any]) -> None:
-    schema = document["components"]["schemas"][name]
-    assert set(schema["properties"]) == {key.removesuffix("?") for key in shape}
-    assert set(schema["required"]) == {key for key in shape if not key.endswith("?")}
-    for key, wanted in shape.items():
-        field = schema["properties"][key.removesuffix("?")]
-        kinds = {field["type"]} if isinstance(field.get("type"), str) else set(field.get("type", ()))
-        if wanted is shapes.number:
-            assert "number" in kinds, key
-        elif wanted is shapes.decimal:
-            assert "string" in kinds, key
-            assert field["pattern"].startswith("^-?"), key
-        elif wanted is shapes.iso:
-            assert (kinds, field["format"]) == ({"string"}, "date-time"), key
-        elif wanted is shapes.count:
-            assert kinds == {"integer"}, key
+def test_the_wire_is_the_one_that_was_read(document: Document) -> None:
+    """Whoever changes the wire reads the difference in the file, which scripts/make_contract writes."""
+    assert typescript.declarations(document) == (FOLDER / "contract.d.ts").read_text()
 
 
 def test_null_absence_and_alternatives_are_distinguished(document: Document) -> None:
@@ -159,7 +127,7 @@ def test_null_absence_and_alternatives_are_distinguished(document: Document) -> 
 
 
 def test_the_introduction_states_the_real_limits() -> None:
-    text = make(SERVER_URL="https://api.example/")["info"]["description"]
+    text = make_document(SERVER_URL="https://api.example/")["info"]["description"]
     for told in (
         "at most 65,536 bytes",
         "up to 10 calls",
@@ -171,15 +139,6 @@ def test_the_introduction_states_the_real_limits() -> None:
     ):
         assert told in text
     assert not re.search(r"\{[a-z_]+\}", text)
-
-
-def test_choices_are_in_the_order_of_their_definition(document: Document) -> None:
-    schemas = document["components"]["schemas"]
-    assert schemas["VariantId"]["enum"] == ["Apex", "Trendsurfer", "Contrarian", "Sovereign"]
-    assert schemas["GetVariantHistoryInput"]["properties"]["window"]["anyOf"][0]["enum"] == ["24h", "7d", "30d"]
-    resolutions = ["1m", "5m", "15m", "1h", "4h", "1d"]
-    assert schemas["GetPortfolioHistoryOutput"]["properties"]["resolution"]["enum"] == resolutions
-    assert schemas["OrderStatus"]["enum"][0] == "filled"
 
 
 def test_no_optional_field_has_a_default_that_generators_take_for_a_promise(document: Document) -> None:
@@ -225,12 +184,12 @@ def test_a_body_is_required_if_a_field_is(document: Document) -> None:
     ],
 )
 def test_the_server_address_comes_from_the_settings(environment: dict[str, str], url: str) -> None:
-    assert make(**environment)["servers"] == [{"url": url}]
+    assert make_document(**environment)["servers"] == [{"url": url}]
 
 
 def test_the_metrics_address_is_listed_only_if_enabled() -> None:
-    assert "/metrics" in make(METRICS="on")["paths"]
-    assert "/metrics" not in make(METRICS="off")["paths"]
+    assert "/metrics" in make_document(METRICS="on")["paths"]
+    assert "/metrics" not in make_document(METRICS="off")["paths"]
 
 
 async def test_the_document_is_served(client: AppClient, document: Document) -> None:
