@@ -59,14 +59,16 @@ def copy(tmp_path: Path) -> EditedCopy:
     return EditedCopy(tmp_path)
 
 
-DOCUMENT = """
-import msgspec
-from trader.api import openapi, typescript
+DOCUMENT = f"""
+import sys
+sys.path.append({str(ROOT / "scripts")!r})
+import make_contract, msgspec
+from trader.api import openapi
 from trader.api.registry import REGISTRY, load_procedures
 from trader.settings.settings import Settings
 load_procedures()
-document = json.loads(msgspec.json.encode(openapi.make_document(REGISTRY, Settings.load({}, None, demo=True))))
-contract = typescript.declarations(document)
+document = json.loads(msgspec.json.encode(openapi.make_document(REGISTRY, Settings.load({{}}, None, demo=True))))
+contract = make_contract.declarations(document)
 """
 LOAD = "from trader.settings.settings import Settings\nload = lambda **texts: Settings.load(texts, None, demo=True)\n"
 

@@ -1,8 +1,8 @@
 """OpenAPI 3.1 document of the service, derived from its structs, procedures, routes and error table.
 
-It is served at `GET /api/openapi.json`, as a reference page at `GET /api/docs`, and as TypeScript at
-`GET /api/contract.d.ts`. The first request for one of them generates all, in a thread: a third of a second that a start
-need not take.
+It is served at `GET /api/openapi.json`, beside the reference page that shows it, its types in TypeScript (a file that
+`scripts/make_contract` writes) and the skill. The first request for one of them makes all, in a thread: a third of a
+second that a start need not take.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__
-from trader.api import batch, broadcast, health, metrics, record, rpc, streams, typescript
+from trader.api import batch, broadcast, health, metrics, record, rpc, streams
 from trader.api.dashboard import assets
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
@@ -294,7 +294,6 @@ def _read_operation(route: Route, path: str, schema_of: Mapping[Any, Schema]) ->
 
 
 def _introduction(settings: Settings) -> str:
-    text = resources.files("trader.api.reference").joinpath("introduction.md").read_text(encoding="utf-8")
     rows = ["| status | code | meaning |", "|---|---|---|"]
     for (status, code), meaning in _meanings().items():
         rows.append(f"| {int(status)} | `{code}` | {' '.join(meaning.split())} |")
@@ -306,37 +305,36 @@ def _introduction(settings: Settings) -> str:
         "subscribers_max": str(broadcast.CAPACITY),
         "ping_s": f"{streams.Timing().ping_s:g}",
     }
-    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda match: figures[match[0][1:-1]], text)
+    names = "|".join(f"{{{name}}}" for name in figures)
+    return re.sub(names, lambda match: figures[match[0][1:-1]], _text("introduction.md"))
 
 
-def _skill(settings: Settings) -> str:
-    """Return the page that teaches a language model to trade here."""
-    text = resources.files("trader.api.reference").joinpath("skill.md").read_text(encoding="utf-8")
-    return text.replace("{server}", base_url(settings))
+def _text(name: str) -> str:
+    """Return a file of the reference."""
+    return resources.files("trader.api.reference").joinpath(name).read_text(encoding="utf-8")
 
 
 _Contents = Mapping[str, tuple[assets.Content, Mapping[str, str]]]
 
 
-def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:
-    """Return the routes of the document, its page, the contract and the skill, by default of every procedure."""
-    if registry is None:
-        load_procedures()
-        registry = REGISTRY
-    contents = cache(partial(_contents, settings, registry))
+def routes(settings: Settings) -> list[web.RouteDef]:
+    """Return the routes of the document, its page, the contract and the skill."""
+    load_procedures()
+    contents = cache(partial(_contents, settings))
     return [
         definition for route in (DOCUMENT, CONTRACT, SKILL, PAGE) for definition in route.get(_answer(contents, route))
     ]
 
 
-def _contents(settings: Settings, registry: Registry) -> _Contents:
+def _contents(settings: Settings) -> _Contents:
     """Return what each path answers, and its headers."""
-    document = make_document(registry, settings)
+    document = make_document(REGISTRY, settings)
+    skill = _text("skill.md").replace("{server}", base_url(settings))
     page = assets.text_of("reference.html").format(folder=assets.FOLDER)
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),
-        (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
-        (SKILL, _skill(settings).encode(), "text/markdown; charset=utf-8", {}),
+        (CONTRACT, _text("contract.d.ts").encode(), "text/plain; charset=utf-8", {}),
+        (SKILL, skill.encode(), "text/markdown; charset=utf-8", {}),
         (PAGE, page.encode(), "text/html; charset=utf-8", assets.PAGE_HEADERS),
     )
     return {

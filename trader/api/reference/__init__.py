@@ -1,1 +1,1 @@
-"""The texts of the OpenAPI document and of the page that teaches a language model to trade here."""
+"""The texts of the OpenAPI document, its types in TypeScript, and what teaches a language model to trade here."""
