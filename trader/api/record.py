@@ -74,17 +74,8 @@ async def _answer(turns: Turns, request: web.Request) -> web.Response:
     async with turns.of(request[INFO].caller):
         links, head = await read_record(request.app[DATABASE], int(after), LINKS_MAX)
     page = RecordPage(
-        links=[
-            RecordLink(
-                position=link.position,
-                kind=link.kind,
-                record=text,
-                record_digest=link.record_digest.hex(),
-                digest=link.digest.hex(),
-            )
-            for link, text in links
-        ],
-        head=None if head is None else RecordHead(position=head.position, digest=head.digest.hex()),
+        links=[RecordLink.from_attributes(link, record=text) for link, text in links],
+        head=None if head is None else RecordHead.from_attributes(head),
         next=links[-1][0].position if links and head is not None and links[-1][0].position < head.position else None,
     )
     return json_answer(200, page, {hdrs.CACHE_CONTROL: "no-cache"})

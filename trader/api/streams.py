@@ -12,7 +12,7 @@ import logging
 import socket
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -193,9 +193,9 @@ BROADCASTERS: Final = web.AppKey("broadcasters", Broadcasters)
 
 def routes(timing: Timing | None = None) -> list[web.RouteDef]:
     timing = timing or Timing()
-    definitions = ONE_STREAM.get(partial(_stream, _chosen, timing))
+    definitions = ONE_STREAM.get(partial(_stream, None, timing))
     for name, route in ROUTES.items():
-        definitions += route.get(partial(_stream, _only(name), timing))
+        definitions += route.get(partial(_stream, name, timing))
     unknown = web.get(PREFIX + "{name:.*}", _refuse_name, allow_head=False, expect_handler=answer_expectation)
     return [*definitions, unknown]
 
@@ -213,24 +213,7 @@ async def end(app: web.Application) -> None:
     await app[BROADCASTERS].close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The parameters of a request. `numbered`: the combined stream, whose messages have names and ids."""
-
-    streams: Sequence[str]
-    numbered: bool = False
-    last_id: str | None = None
-
-
-Choose = Callable[[web.Request], _Wanted]
-
-
-def _only(name: str) -> Choose:
-    wanted = _Wanted((name,))
-    return lambda _: wanted
-
-
-def _chosen(request: web.Request) -> _Wanted:
+def _chosen(request: web.Request) -> tuple[Sequence[str], str | None]:
     """Return the streams that the query names, or all, and the id with which the client returns.
 
     :raises InvalidInput: a stream does not exist, or the id is malformed
@@ -246,26 +229,27 @@ def _chosen(request: web.Request) -> _Wanted:
         raise InvalidInput(
             Issue(("lastEventId",), f"{last_id[:40]!r} is not the id of a message, such as 5f0c77d1-42; leave it out")
         )
-    return _Wanted(tuple(streams or ROUTES), True, last_id)
+    return tuple(streams or ROUTES), last_id
 
 
 async def _refuse_name(_: web.Request) -> web.Response:
     return refusal(404, f"There is no such stream; the streams are {', '.join(ROUTES)}")
 
 
-async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:
-    broadcasters, wanted = request.app[BROADCASTERS], choose(request)
-    followed = [broadcasters.all[name] for name in wanted.streams]
+async def _stream(name: str | None, timing: Timing, request: web.Request) -> web.StreamResponse:
+    """Answer with the stream of this name; None: with the combined one, whose messages have names and ids."""
+    streams, last_id = _chosen(request) if name is None else ((name,), None)
+    followed = [request.app[BROADCASTERS].all[each] for each in streams]
     states = [broadcaster.name for broadcaster in followed if isinstance(broadcaster, StateBroadcaster)]
     subscriber = Subscriber(
-        MessageForm(wanted.numbered, accepts_gzip(request)),
+        MessageForm(name is None, accepts_gzip(request)),
         address=address_of(request),
         is_known=request[INFO].caller.is_known,
     )
-    names, request_id = ", ".join(wanted.streams), request[INFO].id
+    names, request_id = ", ".join(streams), request[INFO].id
     try:
         for broadcaster in followed:
-            broadcaster.add(subscriber, wanted.last_id)
+            broadcaster.add(subscriber, last_id)
         # Nothing is sent before the first states are loaded, so a failure can still set the status.
         while not subscriber.has(states) and not subscriber.ended and _is_connected(request):
             await subscriber.wait(timing.watch_s)

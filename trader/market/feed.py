@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from operator import attrgetter
@@ -46,28 +47,24 @@ _BEHIND: Final = "The accounts have not processed the latest prices yet: the dat
 OnTick = Callable[[Tick], Awaitable[None]]
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """An order that is waiting for a market's first quote at or after a time."""
 
-    __slots__ = ("future", "moment", "symbol")
-
-    def __init__(
-        self, symbol: str, moment: datetime, future: ClockFuture[Quote | MarketUnavailable | Unavailable]
-    ) -> None:
-        self.symbol = symbol
-        self.moment = moment
-        self.future = future
+    symbol: str
+    moment: datetime
+    future: ClockFuture[Quote | MarketUnavailable | Unavailable]
 
 
+@dataclass(slots=True, eq=False)
 class _Series:
     """The cached candles of one market and interval."""
 
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.count = 0
-        self.start: datetime | None = None
-        self.end: datetime | None = None
-        self.candles: list[Candle] = []
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    count: int = 0
+    start: datetime | None = None
+    end: datetime | None = None
+    candles: list[Candle] = field(default_factory=list)
 
 
 class MarketFeed:

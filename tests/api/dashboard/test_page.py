@@ -70,7 +70,7 @@ async def test_a_link_to_the_page_has_a_picture_of_the_curves(service: ServicePr
     async with service.http.get(f"{service.url}/preview.png", headers={"If-None-Match": etag}) as response:
         assert response.status == 304, "it is made once in ten minutes"
     settings = Settings.load({"SERVER_URL": "https://arena.example.org"}, None, demo=True)
-    assert '<meta property="og:image" content="https://arena.example.org/preview.png">' in page.render(settings)
+    assert b'<meta property="og:image" content="https://arena.example.org/preview.png">' in page.render(settings).body
 
 
 def test_the_picture_has_each_curve_where_its_values_are() -> None:

@@ -5,7 +5,7 @@ refusal states its rule in words and figures, for the record and for the model.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -25,7 +25,7 @@ from trader.agents.domain.tools import (
     UpdateExitPlan,
 )
 from trader.agents.domain.view import VariantLimits
-from trader.core.clock import input_time, iso
+from trader.core.clock import EPOCH, input_time, iso
 from trader.core.money import ONE, ZERO, divide, format_decimal, from_number
 from trader.exchange.domain.account import Account, Marks, equity, openings, opposing
 from trader.exchange.domain.account_update import AccountUpdate
@@ -43,9 +43,6 @@ from trader.exchange.domain.orders import (
     Side,
 )
 from trader.market.domain.markets import STALE_AFTER, canonical_symbol, untimely
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Start of the grid of cycles, the same as for all schedules."""
 
 STALE_DECISION: Final = "stale decision"
 """The rule that refuses a decision that comes too long after its view."""
@@ -141,7 +138,7 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
         Cycles are counted on their fixed grid, so the time that a model takes to answer does not change the count.
         """
         last = self.last_trades.get(symbol)
-        return None if last is None else max(0, (self.now - _EPOCH) // CYCLE - (last.at - _EPOCH) // CYCLE)
+        return None if last is None else max(0, (self.now - EPOCH) // CYCLE - (last.at - EPOCH) // CYCLE)
 
 
 def is_halted(context: RiskContext, limits: VariantLimits) -> bool:

@@ -120,20 +120,16 @@ class Cassette:
             self._file.close()
 
     async def add(self, kept: KeptAnswer) -> None:
-        """Append an answer durably: it is on disk when this returns. Raise `OSError`."""
+        """Append an answer like `add_now`, in a thread. Raise `OSError`."""
         async with self._turn:
-            await asyncio.to_thread(self._write, msgspec.json.encode(kept) + b"\n")
-        self._answers[kept.digest] = kept
+            await asyncio.to_thread(self.add_now, kept)
 
     def add_now(self, kept: KeptAnswer) -> None:
-        """Append an answer like `add`, without an event loop. Raise `OSError`."""
-        self._write(msgspec.json.encode(kept) + b"\n")
-        self._answers[kept.digest] = kept
-
-    def _write(self, line: bytes) -> None:
+        """Append an answer durably: it is on disk when this returns. Raise `OSError`."""
         assert self._file is not None, "the cassette is open"
-        append(self._file, line)
+        append(self._file, msgspec.json.encode(kept) + b"\n")
         os.fsync(self._file.fileno())
+        self._answers[kept.digest] = kept
 
 
 def _read(folder: Path) -> tuple[dict[str, KeptAnswer], dict[str, Model]]:

@@ -32,7 +32,7 @@ PLACES: Final[Mapping[str, str]] = {
 def routes(context: Context) -> list[web.RouteDef]:
     """Return the routes of `/` and of the files of the pages."""
     places = assets.Content.of(msgspec.json.encode({"service": f"trader {__version__}", **PLACES}), JSON)
-    page = lru_cache(maxsize=1)(partial(_page, context.settings))
+    page = lru_cache(maxsize=1)(partial(render, context.settings))
 
     async def answer(request: web.Request) -> web.Response:
         if context.settings.dashboard == "off":
@@ -47,20 +47,13 @@ def routes(context: Context) -> list[web.RouteDef]:
     return [*INDEX.get(answer), *preview.routes(context), *assets.routes()]
 
 
-def _page(
-    settings: Settings, model_count: int, run_start: datetime | None, now: datetime | None, ends_at: datetime | None
-) -> assets.Content:
-    text = render(settings, model_count, run_start, now, ends_at)
-    return assets.Content.of(text.encode(), "text/html; charset=utf-8")
-
-
 def render(
     settings: Settings,
     model_count: int = 0,
     run_start: datetime | None = None,
     now: datetime | None = None,
     ends_at: datetime | None = None,
-) -> str:
+) -> assets.Content:
     """Return the HTML of the dashboard.
 
     The data attributes of its body hold the settings that it shows, and the parameters of its curves, so that these
@@ -80,7 +73,7 @@ def render(
         "demo": demo if settings.demo else "off",
         "public": settings.public,
     }
-    return assets.text_of("index.html").format(
+    text = assets.text_of("index.html").format(
         folder=assets.FOLDER,
         address=escape(base_url(settings)),
         preview=preview.PREVIEW.path,
@@ -94,6 +87,7 @@ def render(
         ),
         data=" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items()),
     )
+    return assets.Content.of(text.encode(), "text/html; charset=utf-8")
 
 
 _NOT_OF_THE_PAGE: Final = ("theme", "reference", "report", "series")

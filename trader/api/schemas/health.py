@@ -23,10 +23,6 @@ def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
     return [HaltInForce.from_attributes(halt) for halt in halts] or UNSET
 
 
-def _state_of(reported_s: float | None) -> str:
-    return "pending" if reported_s is None else "firing"
-
-
 class AlarmFiring(Wire):
     """A condition that operators should know: it has started `count` times since `since`.
 

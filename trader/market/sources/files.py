@@ -75,24 +75,14 @@ class Minutes:
 
     def __init__(self) -> None:
         self.minute = array("q")
-        self.open = array("d")
-        self.high = array("d")
-        self.low = array("d")
-        self.close = array("d")
-        self.volume = array("d")
+        self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in _NAMES)
+        self._columns = self.minute, self.open, self.high, self.low, self.close, self.volume
 
     def __len__(self) -> int:
         return len(self.minute)
 
     def __getitem__(self, place: int) -> FileRow:
-        return FileRow(
-            self.minute[place],
-            self.open[place],
-            self.high[place],
-            self.low[place],
-            self.close[place],
-            self.volume[place],
-        )
+        return FileRow(*(column[place] for column in self._columns))
 
     def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
         """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
@@ -114,12 +104,8 @@ class Minutes:
 
     def extend(self, later: "Minutes") -> None:
         """Append candles that are all later than the existing ones."""
-        self.minute.extend(later.minute)
-        self.open.extend(later.open)
-        self.high.extend(later.high)
-        self.low.extend(later.low)
-        self.close.extend(later.close)
-        self.volume.extend(later.volume)
+        for column, added in zip(self._columns, later._columns, strict=True):
+            column.extend(added)
 
 
 def find_files(place: Path) -> dict[str, list[Path]]:
