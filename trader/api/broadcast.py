@@ -22,7 +22,7 @@ EVENTS_AT_ONCE_MAX = 256
 RETRY_AFTER_S = 5
 
 GATHERING_S = 0.25
-"""Events within this time of each other are sent together on the combined stream."""
+"""Events within this time of each other are sent together."""
 
 
 EVENTS_MAX: Final = 2000
@@ -152,71 +152,46 @@ class EventRing:
 class EventBroadcaster(Broadcaster):
     """Broadcaster of events, which are numbered and kept in a ring for clients that return.
 
-    Numbered subscribers get events at most every `GATHERING_S` seconds, like their other messages: sending many
-    together costs less than sending each alone.
+    They are sent at most every `GATHERING_S` seconds: sending many together costs less than sending each alone.
     """
 
     def __init__(self, name: str, ring: EventRing) -> None:
         super().__init__(name)
         self._ring = ring
-        self._pending: list[tuple[str, bytes]] = []
-        self._gathered: list[tuple[str, bytes]] = []
-        self._gathered_due_s = 0.0
-        self._gathering: asyncio.TimerHandle | None = None
+        self._waiting: list[tuple[str, bytes]] = []
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
         """Add a subscriber, whose first message is a greeting and the events missed since `last_id`."""
         self.flush()  # earlier events are not for the newcomer
-        self._flush_gathered()
         super().add(subscriber)
         subscriber.offer(EventsMessage(self._ring.first_events(last_id)))
 
     def post(self, name: str, data: bytes) -> None:
-        """Queue an event for the next turn of the event loop, so that sockets do not hold up the publisher."""
-        if not self._pending:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._pending.append((name, data))
-        if len(self._pending) >= EVENTS_AT_ONCE_MAX:
+        """Queue an event until its interval is over: at the earliest for the next turn of the event loop, so that
+        sockets do not hold up the publisher."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(self._due_s, self.flush)
+        self._waiting.append((name, data))
+        if len(self._waiting) >= EVENTS_AT_ONCE_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued events; numbered subscribers get them when their interval is over."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        self.send(EventsMessage([NumberedEvent(name, data, "") for name, data in pending]), to=_is_plain)
-        self._gathered += pending
-        loop = asyncio.get_running_loop()
-        if len(self._gathered) >= EVENTS_AT_ONCE_MAX or loop.time() >= self._gathered_due_s:
-            self._flush_gathered()
-        elif self._gathering is None:
-            self._gathering = loop.call_at(self._gathered_due_s, self._flush_gathered)
-
-    def _flush_gathered(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        if self._gathered:
-            gathered, self._gathered = self._gathered, []
-            events = EventsMessage([self._ring.append(name, data) for name, data in gathered])
-            self.send(events, to=_is_numbered)
-            self._gathered_due_s = asyncio.get_running_loop().time() + GATHERING_S
+        """Send the queued events now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self.send(EventsMessage([self._ring.append(name, data) for name, data in waiting]))
+            self._due_s = asyncio.get_running_loop().time() + GATHERING_S
 
     def restart(self) -> None:
-        """Start a new sequence of events, because some were lost, and send everyone `reset`."""
+        """Start a new sequence of events, because some were lost, and send `reset` to those who know its numbers."""
         self.flush()
-        self._flush_gathered()
-        self.send(EventsMessage([self._ring.restart()]), to=_is_numbered)
+        self.send(EventsMessage([self._ring.restart()]), to=lambda form: form.numbered)
 
     async def close(self) -> None:
         self.flush()
-        self._flush_gathered()
         await super().close()
-
-
-def _is_numbered(form: MessageForm) -> bool:
-    return form.numbered
-
-
-def _is_plain(form: MessageForm) -> bool:
-    return not form.numbered
