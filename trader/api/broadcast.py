@@ -21,7 +21,7 @@ CAPACITY = 50
 EVENTS_AT_ONCE_MAX = 256
 RETRY_AFTER_S = 5
 
-GATHERING_S = 0.25
+GATHERING_S = 0.1
 """Events within this time of each other are sent together."""
 
 

@@ -146,21 +146,6 @@ async def test_retry_after_forms(
         await client_of(KEYS[0]).answer(TURN)
 
 
-@pytest.mark.parametrize(
-    ("error", "rest_s"),
-    [
-        ({"details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36.2s"}]}, 36),
-        ({"metadata": {"headers": {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1735819290000"}}}, 90),
-    ],
-)
-async def test_a_wait_in_the_error_of_a_rate_limit_is_heeded(
-    fake: tuple[FakeServer, str], client_of: MakeClient, error: dict[str, Any], rest_s: int
-) -> None:
-    fake[0].script = [answering(429, {"error": error}, Date="Thu, 02 Jan 2025 12:00:00 GMT")]
-    with pytest.raises(ProviderError, match=f"cooldown for {rest_s} s"):
-        await client_of(KEYS[0]).answer(TURN)
-
-
 async def test_zero_second_cooldowns_do_not_exhaust_the_retries(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
@@ -245,33 +230,6 @@ async def test_a_slow_answer_is_not_retried(fake: tuple[FakeServer, str], client
     assert client.usage.attempts == {"timed_out": 1}
 
 
-async def test_a_model_may_have_its_own_time_limit(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    async def slow(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.3)  # longer than one limit, shorter than the other
-        return await OK(request)
-
-    fake[0].script = [slow]
-    model = msgspec.structs.replace(MODEL, configuration=ModelConfiguration(attempt_timeout_s=5))
-    client = client_of(KEYS[0], limit_s=0.1)
-    assert (await client.answer(msgspec.structs.replace(TURN, model=model))).calls
-    with pytest.raises(ProviderTimeout):
-        await client.answer(TURN)
-
-
-async def test_truncated_answers_are_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    async def cut(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "5000"})
-        await response.prepare(request)
-        await response.write(b'{"choices": [')
-        assert request.transport is not None
-        request.transport.close()
-        return response
-
-    fake[0].script = [cut, OK]
-    assert (await client_of(KEYS[0]).answer(TURN)).calls
-    assert len(fake[0].keys) == 2
-
-
 def broken_off(code: int) -> dict[str, Any]:
     """A choice that an error ended, in the form of gateways."""
     message = {"role": "assistant", "content": "BTC looks"}
@@ -304,24 +262,6 @@ async def test_unusable_answers_with_status_200(
     assert len(fake[0].keys) == 4
     fake[0].script = [reply, OK]
     assert (await client_of(KEYS[0]).answer(TURN)).calls
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (raw_answer(b"<html>Login</html>", "text/html"), "text/html instead of JSON"),
-        (raw_answer(b'{"choices": ['), "a body that is not JSON"),
-        (raw_answer(b"\xff\xfe{"), "a body that is not JSON"),
-        (raw_answer(b""), "a body that is not JSON"),
-    ],
-)
-async def test_a_body_that_is_not_json_is_not_retried(
-    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
-) -> None:
-    fake[0].script = [reply]
-    with pytest.raises(ProviderError, match=f"fake answered 200 with {reason}") as caught:
-        await client_of(*KEYS).answer(TURN)
-    assert len(fake[0].keys) == caught.value.unmetered_attempts == 1
 
 
 async def test_client_errors_are_reported_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
@@ -388,30 +328,6 @@ async def test_a_key_out_of_credit_is_reported_and_probed(
     timer.now += 60
     server.script = [OK]
     assert (await client.answer(TWO)).calls, "it is tried once a minute, and no restart is needed"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"code": 402, "message": "This request requires more credits, or fewer max_tokens. You requested 64000."},
-        {"code": 402, "message": "Insufficient Balance", "metadata": {"provider_name": "Lab"}},
-    ],
-)
-async def test_a_402_about_one_request_affects_only_its_model(
-    fake: tuple[FakeServer, str], client_of: MakeClient, error: object
-) -> None:
-    server = fake[0]
-    server.script = [answering(402, {"error": error}), OK]
-    client = client_of(KEYS[0])
-    with pytest.raises(
-        ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and is in cooldown for 30 s"
-    ):
-        await client.answer(TURN)
-    namesake = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n"))
-    assert [(await client.answer(turn)).key_number for turn in (TWO, namesake)] == [1, 1]
-    with pytest.raises(ProviderError, match="cooldown"):
-        await client.answer(TURN)
-    assert client.outage() is None
 
 
 async def test_failing_models_are_no_outage_while_another_gets_answers(

@@ -180,6 +180,9 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "with OpenRouter's reset": refused(429, metadata=RESET_OF_OPENROUTER),
         "exhausted": refused(429, "You exceeded your quota", status="RESOURCE_EXHAUSTED"),
         "inside a 200": inside(code=429, message="Rate limit reached"),
+        "inside a 200 by code": inside(code="rate_limit_exceeded", message="Rate limit reached"),
+        "inside a 200 by type": inside(type="rate_limit_error", code=None),
+        "inside a 200 by status": inside(status="RESOURCE_EXHAUSTED", message="slow"),
     },
     "403, such as `model_not_found`": {
         "no access": refused(403, "Project has no access to the model", code="model_not_found"),
@@ -205,6 +208,8 @@ FAULTS: dict[str, dict[str, Fault]] = {
     "200 with a body that is not JSON": {
         "page": always(raw_answer(b"<html>", "text/html")),
         "cut": always(raw_answer(b'{"model"')),
+        "no text": always(raw_answer(b"\xff\xfe{")),
+        "nothing": always(raw_answer(b"")),
     },
     "401 or 403 of a moderation, or of a provider behind a gateway": {
         "flagged": refused(403, "flagged", metadata={"reasons": ["violence"]}),
