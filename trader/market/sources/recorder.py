@@ -9,7 +9,7 @@ before the exchange acts on it, so that a killed process omits nothing; readers 
 
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -96,41 +96,26 @@ class Recorder:
 
     def begin(self, at: datetime) -> None:
         """Mark the start of trading, after the warm-up updates."""
-        if not self._has_failed:
-            try:
-                self._move_to(at)
-                self._write(RecordedLine(at=at, begins=True))
-            except OSError as error:
-                self._fail(error)
+        self._write(at, lambda: RecordedLine(at=at, begins=True))
 
     def record(self, tick: Tick) -> Tick:
         """Write an update. Return it with quotes that record their book when it is first read."""
         if self._has_failed:
             return tick
         books = {symbol: quote.book for symbol, quote in tick.quotes.items()}
-        try:
-            self._move_to(tick.at)
-            self._write(
-                RecordedLine(
-                    at=tick.at,
-                    quotes={symbol: _recorded(quote, books[symbol]) for symbol, quote in tick.quotes.items()},
-                    rules=self._new_rules(),
-                    rates=self._new_rates(tick),
-                )
-            )
-        except OSError as error:
-            self._fail(error)
+        quotes = {symbol: _recorded(quote, books[symbol]) for symbol, quote in tick.quotes.items()}
+
+        def line() -> RecordedLine:
+            return RecordedLine(at=tick.at, quotes=quotes, rules=self._new_rules(), rates=self._new_rates(tick))
+
+        if not self._write(tick.at, line):
             return tick
         return Tick(tick.at, {symbol: self._watched(quote, books[symbol]) for symbol, quote in tick.quotes.items()})
 
     def record_candles(self, symbol: str, interval: Interval, candles: Sequence[Candle], at: datetime) -> None:
         """Write candles that were read from the source."""
-        if candles and not self._has_failed:
-            try:
-                self._move_to(at)
-                self._write(RecordedLine(at=at, candles={symbol: {interval: list(candles)}}))
-            except OSError as error:
-                self._fail(error)
+        if candles:
+            self._write(at, lambda: RecordedLine(at=at, candles={symbol: {interval: list(candles)}}))
 
     def close(self) -> None:
         """Close the current file; the next update opens another."""
@@ -150,11 +135,7 @@ class Recorder:
         """Write the deeper levels of a book when it is read during the recording."""
         if self._file is not None:
             rest = (msgspec.Raw(_encode(book.bids[LEVELS:])), msgspec.Raw(_encode(book.asks[LEVELS:])))
-            try:
-                self._move_to(book.at)
-                self._write(RecordedLine(at=book.at, deeper={book.symbol: rest}))
-            except OSError as error:
-                self._fail(error)
+            self._write(book.at, lambda: RecordedLine(at=book.at, deeper={book.symbol: rest}))
         return book
 
     def _new_rules(self) -> dict[str, Market]:
@@ -168,17 +149,24 @@ class Recorder:
         self._funded |= new.keys()
         return new
 
-    def _move_to(self, at: datetime) -> None:
-        """Switch to the file of the hour, which starts with all rules and rates."""
+    def _move_to(self, at: datetime) -> "_HourFile":
+        """Return the file of the hour, which starts with all rules and rates."""
         hour = floor_time(at, _HOUR)
         if self._file is None or self._file.hour != hour:
             self.close()
             self._rules, self._funded = {}, set()
             self._file = _HourFile(self._folder, hour)
+        return self._file
 
-    def _write(self, line: RecordedLine) -> None:
-        assert self._file is not None
-        self._file.write(_encode(line))
+    def _write(self, at: datetime, make_line: Callable[[], RecordedLine]) -> bool:
+        """Write a line that is made for the file of its hour. Return False if the recording has ended."""
+        if self._has_failed:
+            return False
+        try:
+            self._move_to(at).write(_encode(make_line()))
+        except OSError as error:
+            self._fail(error)
+        return not self._has_failed
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
