@@ -126,7 +126,8 @@ def test_the_variants_have_their_limits() -> None:
 
 
 def test_every_metric_is_in_the_table() -> None:
-    source = (ROOT / "trader" / "api" / "metrics.py").read_text(encoding="utf-8")
+    files = (ROOT / "trader" / "api" / name for name in ("metrics.py", "requests.py"))
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     kinds = re.findall(r"(Counter|Gauge|Histogram|_counters|_gauges)\w*\(\s*\"trader_(\w+)\"", source)
     exposed = {f"{name}_total" if kind in {"Counter", "_counters"} else name for kind, name in kinds}
     assert len(exposed) == source.count('"trader_')

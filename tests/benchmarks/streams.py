@@ -40,9 +40,9 @@ from benchmarks.figures import Figures
 from benchmarks.stream_bytes import measure_bytes
 from benchmarks.stream_readers import STREAMS, Arrivals, pin_server, resident_bytes, start_caller, stolen_s
 from benchmarks.stream_servers import Service, followed
+from support.served import counted
 from support.sse import workflow_step
 
-from trader.api.requests import REQUESTS
 from trader.api.streams import Timing
 from trader.core.logs import configure_logs
 
@@ -75,7 +75,7 @@ class LoadedService(Service):
         return super().publish()
 
     def requested(self) -> int:
-        return sum(sum(latencies.counts) for latencies in self.app[REQUESTS].latencies.values())
+        return round(sum(counted(self.app).values()))
 
     def dropped(self) -> int:
         return sum(broadcaster.dropped for broadcaster in self.broadcasters.all.values())

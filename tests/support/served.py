@@ -14,6 +14,7 @@ from yarl import URL
 from trader.api import edge, health, rpc, streams
 from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.registry import Registry
+from trader.api.requests import REQUESTS
 from trader.api.streams import BROADCASTERS, Broadcasters, Timing
 from trader.database.pool import Database
 from trader.operations.access import Access
@@ -38,6 +39,17 @@ def make_app(
         context, registry = SimpleNamespace(settings=settings), Registry()
     access = Access(database, settings.api_token)  # without keys it is not read
     return edge.make_app(settings, access, rpc.make_dispatcher(context, registry), chain(*routes))
+
+
+def counted(app: web.Application | None) -> dict[tuple[str, str], float]:
+    """Return how many requests an application has counted, by name and status."""
+    assert app is not None
+    samples = (sample for metric in app[REQUESTS].durations.collect() for sample in metric.samples)
+    return {
+        (sample.labels["procedure"], sample.labels["status"]): sample.value
+        for sample in samples
+        if sample.name.endswith("_count")
+    }
 
 
 async def call(client: AppClient, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:

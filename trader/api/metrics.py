@@ -7,13 +7,13 @@ the service; callers cannot add any.
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from itertools import accumulate
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import hdrs, web
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trader.agents.domain.shares import Budget
@@ -22,7 +22,7 @@ from trader.agents.providers.providers import Provider, find_outages
 from trader.agents.schedule import InvocationScheduler
 from trader.api.broadcast import Broadcaster
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, PROVIDERS, RELAY, ROLE, SCHEDULERS
-from trader.api.requests import BUCKETS_S, REQUESTS, Latencies
+from trader.api.requests import REQUESTS
 from trader.api.routes import Documented, Route
 from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
@@ -42,26 +42,19 @@ METRICS: Final = Route(
     },
 )
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the time of each first observation tells nothing here
+
 LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class LoopLag:
-    """Lag of the event loop: how late a timer fires, measured four times a second."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LAG_BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-    async def watch(self) -> None:
-        """Measure until canceled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due_s = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            late_s = max(0.0, loop.time() - due_s)
-            self.sum_s += late_s
-            self.counts[sum(late_s > bound for bound in LAG_BUCKETS_S)] += 1
+async def _watch_lag(lag: Histogram) -> None:
+    """Measure how late a timer of the event loop fires, four times a second until canceled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        lag.observe(max(0.0, loop.time() - due_s))
 
 
 def _maintenance_of(maintenance: Maintenance) -> Iterator[Metric]:
@@ -73,16 +66,12 @@ def _maintenance_of(maintenance: Maintenance) -> Iterator[Metric]:
 
 
 class _Figures(Collector):
-    def __init__(self, app: web.Application, lag: LoopLag) -> None:
+    def __init__(self, app: web.Application) -> None:
         self._app = app
-        self._lag = lag
 
     def collect(self) -> Iterator[Metric]:
         app, context = self._app, self._app[CONTEXT]
-        yield _requests_of(app[REQUESTS].latencies)
-        lag = HistogramMetricFamily("trader_event_loop_lag_seconds", "Delay of due timers in the loop.")
-        lag.add_metric([], _buckets(LAG_BUCKETS_S, self._lag.counts), self._lag.sum_s)
-        yield lag
+        yield from app[REQUESTS].durations.collect()
         yield from _streams_of(app[BROADCASTERS].all.values())
         yield from _schedulers_of(app[SCHEDULERS].status())
         yield from _condition_of(app)
@@ -126,17 +115,6 @@ def _models_of(agents: InvocationScheduler) -> Iterator[Metric]:
     yield _gauges("trader_model_failures", "Consecutive failures of a model with three or more.", "model", failing)
     in_cooldown = dict.fromkeys(agents.in_cooldown(), 1)
     yield _gauges("trader_provider_cooldown", "1 while a provider or key is unusable.", "provider", in_cooldown)
-
-
-def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
-    family = HistogramMetricFamily(
-        "trader_request_duration_seconds",
-        "Requests by procedure (or path) and status; for a stream, how long it was open.",
-        labels=["procedure", "status"],
-    )
-    for (name, status), each in sorted(latencies.items()):
-        family.add_metric([name, str(int(status))], _buckets(BUCKETS_S, each.counts), each.sum_s)
-    return family
 
 
 def _streams_of(broadcasters: Iterable[Broadcaster]) -> Iterator[Metric]:
@@ -242,11 +220,6 @@ def _counters(name: str, meaning: str, labels: str, values: Mapping[Any, float])
     return _labeled(CounterMetricFamily(name, meaning, labels=labels.split()), values)
 
 
-def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts by upper bound, as the format requires."""
-    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
-
-
 FIGURES: Final = web.AppKey("figures", CollectorRegistry)
 
 
@@ -262,10 +235,12 @@ def routes() -> list[web.RouteDef]:
 
 async def measure(app: web.Application) -> AsyncIterator[None]:
     """Measure the lag of the event loop while the application runs, and register the figures of its parts."""
-    lag = LoopLag()
     app[FIGURES] = registry = CollectorRegistry()
-    registry.register(_Figures(app, lag))
+    registry.register(_Figures(app))
+    lag = Histogram(
+        "trader_event_loop_lag_seconds", "Delay of due timers in the loop.", registry=registry, buckets=LAG_BUCKETS_S
+    )
     ProcessCollector(registry=registry)
-    watching = tasks.keep(lag.watch, "loop lag")
+    watching = tasks.keep(partial(_watch_lag, lag), "loop lag")
     yield
     await tasks.end(watching)

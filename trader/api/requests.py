@@ -4,8 +4,6 @@ import asyncio
 import logging
 import secrets
 import time
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +13,7 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
+from prometheus_client import Histogram
 
 from trader.core.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
 from trader.operations.access import ANYBODY, Caller
@@ -64,14 +63,6 @@ class RequestInfo:
 INFO: Final = web.RequestKey("info", RequestInfo)
 
 
-class Latencies:
-    """A histogram of the durations of requests with one name and status; the last bucket is unbounded."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-
 class RequestLog:
     """Issues request ids, and records how each request ended.
 
@@ -82,7 +73,13 @@ class RequestLog:
     def __init__(self) -> None:
         self._boot = secrets.token_hex(4)
         self._count = count(1)
-        self.latencies: defaultdict[tuple[str, int], Latencies] = defaultdict(Latencies)
+        self.durations = Histogram(
+            "trader_request_duration_seconds",
+            "Requests by procedure (or path) and status; for a stream, how long it was open.",
+            ["procedure", "status"],
+            registry=None,
+            buckets=BUCKETS_S,
+        )
 
     def new_id(self) -> str:
         """Return an id that is unique across restarts and processes."""
@@ -91,9 +88,7 @@ class RequestLog:
     def finished(self, name: str, status: int, started_s: float, request_id: str, *, changes: bool) -> None:
         """Record the end of a request. `name` is from a fixed set; `started_s` comes from `time.perf_counter`."""
         duration_s = time.perf_counter() - started_s
-        latencies = self.latencies[name, status]
-        latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
-        latencies.sum_s += duration_s
+        self.durations.labels(name, int(status)).observe(duration_s)
         level = logging.INFO if status >= 400 or duration_s > SLOW_S or changes else logging.DEBUG
         if log.isEnabledFor(level):
             duration_ms = round(duration_s * 1000, 2)  # the shortest take less than a tenth
