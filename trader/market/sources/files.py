@@ -9,14 +9,14 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
 from io import TextIOWrapper
 from math import isfinite, nan
 from pathlib import Path
-from typing import IO, Final, NamedTuple, NoReturn, TextIO, cast
+from typing import IO, Any, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from trader.core.clock import moment_of
@@ -76,7 +76,7 @@ class Minutes:
     def __init__(self) -> None:
         self.minute = array("q")
         self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in _NAMES)
-        self._columns = self.minute, self.open, self.high, self.low, self.close, self.volume
+        self._columns: Sequence[array[Any]] = self.minute, self.open, self.high, self.low, self.close, self.volume
 
     def __len__(self) -> int:
         return len(self.minute)
