@@ -334,7 +334,7 @@ def _describe_written(written: Written) -> str:
         return f"Asked the service to {verb} {whom}."
     if written.was_halted:
         return f"An operator's halt of {whom} is already in force."
-    return f"Halted {whom}, until the halt is lifted with `resume`."
+    return f"Halted {whom}, until the halt is lifted with `trader resume`."
 
 
 def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
@@ -391,10 +391,8 @@ async def _with_halts(database: Database, result: Result) -> Result:
         halts = await store.select_halts(conn)
     lines = list(result.lines)
     for halt in halts:
-        option = "" if halt.account_id is None else f" --account {halt.account_id}"
-        lines.append(
-            f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with: resume{option}"
-        )
+        lift = "trader resume" if halt.account_id is None else f"trader resume --account {halt.account_id}"
+        lines.append(f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with `{lift}`")
     if not halts:
         lines.append("Nothing is halted.")
     return result._replace(value={**result.value, "halts": halts}, lines=lines)
