@@ -346,7 +346,7 @@ def test_a_wrong_file_class_or_parameter_is_named_before_anything_runs(
     ],
 )
 def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
-    data: Path, tmp_path: Path, statement: str, words: str
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str, words: str
 ) -> None:
     text = BUYER.replace("        if view.position", f"        {statement}\n        if view.position")
     (tmp_path / "own.py").write_text(f"{text}\n    deadline_s = 0.2")
@@ -355,6 +355,8 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     assert code == 1
     assert result["complete"] is False
     assert words in result["ended"]
+    said = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert said[0] == said[-1] == f"Ended at {result['to']}: {result['ended']}", "what a reader looks for is first and last"
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
 
 

@@ -504,4 +504,10 @@ async def test_a_model_whose_key_the_running_service_lacks_is_refused(
         assert _run("models.toml", "--send-keys-to", "x.example", "--database-url", dsn) == 0, capsys.readouterr()
     await lock.release()
     Path("models.toml").write_text(FILE.replace("deepseek-apex", "later"), encoding="utf-8")
+    capsys.readouterr()
     assert _run("models.toml", "--database-url", dsn) == 0, "the next service may have the key"
+    needed = "OPENROUTER_API_KEY is not set here: the service needs it when it starts."
+    assert needed in capsys.readouterr().out
+    Path(".env").write_text("OPENROUTER_API_KEY=sk-or-x\n", encoding="utf-8")
+    assert _run("models.toml", "--database-url", dsn) == 0
+    assert needed not in capsys.readouterr().out

@@ -57,7 +57,7 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         assert output.code == 0, output
         assert "closed: me: LONG 0.01 BTC" in output.out
         assert "closed: me: LONG 0.02 ETH" in output.out
-        assert "2 fills closed, 0 left" in output.out
+        assert "2 positions closed, 0 left" in output.out
         assert await service.call("trading.getPositions", modelId="me") == []
         trades = (await service.call("trading.getTrades", modelId="me"))["trades"]
         assert [trade["closeReason"] for trade in trades] == ["operator", "operator", "order"]

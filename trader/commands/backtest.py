@@ -19,6 +19,7 @@ from trader.commands.backtest_lines import (
     capacity_lines,
     conditions_lines,
     deflated_line,
+    ended_lines,
     model_lines,
     refused_line,
     sweep_lines,
@@ -203,6 +204,7 @@ def _run(options: argparse.Namespace, spec: BacktestSpec) -> Result:
 
 
 def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: BacktestSpec) -> Iterator[str]:
+    yield from ended_lines(value)
     heads = ("account", "equity", "return", "drawdown", "trades", "under 1 min", "fees", "funding")
     yield from table(
         heads,
@@ -240,3 +242,4 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: Bac
     yield f"{spec.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
     if spec.has_database and (spec.out / DEFAULT_FILE).exists():
         yield f"Dashboard: cd {shlex.quote(str(spec.out))} && trader serve --demo"
+    yield from ended_lines(value)

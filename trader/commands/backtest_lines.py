@@ -47,6 +47,12 @@ def refused_line(account: Mapping[str, Any]) -> str:
     return f"{account['id']}: refused: {'; '.join(rules)}"
 
 
+def ended_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text line about what ended a run before its period did: it is the first and the last line."""
+    if value["ended"] is not None:
+        yield f"Ended at {value['to']}: {value['ended']}"
+
+
 def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text lines about the models."""
     yield from _masked_lines(value["masked"])
@@ -59,8 +65,6 @@ def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
     if answers is not None:
         cost = answers["costUsd"]
         yield f"{answers['asked']} answers were requested, at {cost} USD; all are in {answers['cassette']}"
-    if value["ended"] is not None:
-        yield f"Ended at {value['to']}: {value['ended']}"
     if not value["complete"] and answers is not None and answers["budgetUsd"] is not None:
         yield (
             f"With --cassette {answers['cassette']} and another --out the same command continues from there, "

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -54,8 +54,9 @@ from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.sql.accounts import insert_account, select_accounts, select_identity, select_processed_until
 from trader.market.sources.synthetic import SyntheticSource
 from trader.operations.sql.status import select_service_facts
-from trader.settings.providers import name_of_keys
-from trader.settings.settings import Settings, read_some
+from trader.settings.dotenv import read_dotenv
+from trader.settings.providers import name_of_keys, read_providers
+from trader.settings.settings import Settings, merged_texts, read_some
 
 CYCLE_MINUTES: Final = 5
 
@@ -228,6 +229,8 @@ async def _seed(
             facts = await select_service_facts(conn)
             if target.is_served and facts.key_names is not None:
                 _require_keys(entries, facts.key_names, f"(market {facts.market_identity})")
+            texts = merged_texts(os.environ, read_dotenv(options.env_file).values)
+            unset = [] if target.is_served else _missing_keys(entries, read_providers(texts, [])).values()
             is_live = (facts.trading_mode or configured_mode) == "live"
             if is_live and options.demo:
                 raise StartError(f"{target.place} is for live trading, which excludes --demo and --history.")
@@ -251,6 +254,7 @@ async def _seed(
         if provider.key_variable is not None
     ]
     lines += filter(None, map(day_cost_of, entries))
+    lines += [f"{variable} is not set here: the service needs it when it starts." for variable in unset]
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
 
 
@@ -259,18 +263,20 @@ def _require_keys(entries: Sequence[ModelEntry], key_names: Sequence[str], which
 
     :raises StartError: the service has no key of a model's provider
     """
-    called = [entry for entry in entries if entry.active and entry.provider not in CODE_PROVIDERS]
-    own = {entry.provider: entry.provider_definition for entry in called}
-    needed = {name: f"{name.upper()}_API_KEY" if given is None else given.key_variable for name, given in own.items()}
-    missing = {
-        name: variable for name, variable in needed.items() if variable and name_of_keys(variable) not in key_names
-    }
-    if missing:
+    if missing := _missing_keys(entries, key_names):
         raise StartError(
             f"The running service {which} has no key of {' and '.join(missing)}. Nothing was changed. Stop it with "
             f"Ctrl+C, set {' and '.join(missing.values())} in the environment or in .env, add the models, and start "
             "`trader serve`."
         )
+
+
+def _missing_keys(entries: Sequence[ModelEntry], key_names: Container[str]) -> dict[str, str]:
+    """Return the providers of models that could not be called with these keys, and the variable of each one's key."""
+    called = [entry for entry in entries if entry.active and entry.provider not in CODE_PROVIDERS]
+    own = {entry.provider: entry.provider_definition for entry in called}
+    needed = {name: f"{name.upper()}_API_KEY" if given is None else given.key_variable for name, given in own.items()}
+    return {name: variable for name, variable in needed.items() if variable and name_of_keys(variable) not in key_names}
 
 
 async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:

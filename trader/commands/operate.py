@@ -38,7 +38,7 @@ from trader.commands.command import (
 from trader.commands.database import TargetDatabase, add_database_options, database_command, run_in_database
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, Unavailable
-from trader.core.money import format_decimal
+from trader.core.money import counted, format_decimal
 from trader.database.embedded.server import place_of_data
 from trader.database.pool import Database
 from trader.exchange.domain.halts import REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
@@ -334,7 +334,7 @@ def _describe_written(written: Written) -> str:
         return f"Asked the service to {verb} {whom}."
     if written.was_halted:
         return f"An operator's halt of {whom} is already in force."
-    return f"Halted {whom}, until the halt is lifted with `resume`."
+    return f"Halted {whom}, until the halt is lifted with `trader resume`."
 
 
 def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
@@ -352,7 +352,7 @@ def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
     ]
     lines += [f"  LEFT: {leftover.account_id}: {leftover.what}: {leftover.reason}" for leftover in outcome.left]
     yield from first(lines, where=", in the table `commands`")
-    counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
+    counts = outcome.counts
     if verb is Verb.RESUME:
         counts = "the service trades again"
     elif verb in _BY_THE_SERVICE:
@@ -381,7 +381,7 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     lines += first(remaining)
     if command.verb is Verb.FLATTEN and holdings:
         positions = sum(exposure.limit_price is None for exposure in holdings)
-        return False, [*lines, f"NOT closed: {positions} positions. Start the service and flatten again."]
+        return False, [*lines, f"NOT closed: {counted(positions, 'position')}. Start the service and flatten again."]
     return True, lines
 
 
@@ -391,10 +391,8 @@ async def _with_halts(database: Database, result: Result) -> Result:
         halts = await store.select_halts(conn)
     lines = list(result.lines)
     for halt in halts:
-        option = "" if halt.account_id is None else f" --account {halt.account_id}"
-        lines.append(
-            f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with: resume{option}"
-        )
+        lift = "trader resume" if halt.account_id is None else f"trader resume --account {halt.account_id}"
+        lines.append(f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with `{lift}`")
     if not halts:
         lines.append("Nothing is halted.")
     return result._replace(value={**result.value, "halts": halts}, lines=lines)

@@ -92,7 +92,7 @@ async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
 
 def _board_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--window", choices=list(WINDOWS), default="7d", help="default: 7d")
+    parser.add_argument("--window", choices=[*WINDOWS, "run"], default="7d", help="default: 7d")
     parser.add_argument("--sort-by", choices=get_args(SortKey), default="pnlPercent", help="default: pnlPercent")
     parser.add_argument("--variant", type=_variant_or_all, default="all", help="default: all")
 

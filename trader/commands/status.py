@@ -224,7 +224,7 @@ def _describe(facts: ServiceFacts | None) -> Iterator[str]:
         "" if facts.cost_usd is None else f", {facts.cost_usd:.2f} USD"
     )
     yield f"accounts    {facts.accounts}, {facts.positions} positions, {facts.resting_orders} resting orders"
-    yield f"trades      {facts.trades:,}, the last at {moment(facts.last_trade_at)}"
+    yield f"trades      {facts.trades:,}" + (f", the last at {moment(facts.last_trade_at)}" if facts.trades else "")
     yield f"decided     {moment(facts.last_invocation_at)}"
     yield f"valued      {moment(facts.last_snapshot_at)}"
     yield f"database    {facts.size_bytes / 1e6:,.1f} MB, schema version {facts.schema_version}"

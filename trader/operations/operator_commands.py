@@ -263,12 +263,10 @@ class OperatorCommands:
                 log.warning("%s of %s is another process's now", command.verb, scope(command.account_id))
                 return
         log.warning(
-            "%s of %s: %d orders cancelled, %d fills closed, %d left%s",
+            "%s of %s: %s%s",
             command.verb,
             scope(command.account_id),
-            len(outcome.cancelled),
-            len(outcome.closed),
-            len(outcome.left),
+            outcome.counts,
             "" if outcome.note is None else f"; {outcome.note}",
         )
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.money import counted
 from trader.exchange.domain.account import Account, RestingOrder, opposing
 from trader.exchange.domain.orders import Order, OrderSide, OrderType, Side
 
@@ -118,6 +119,13 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     closed: tuple[Closed, ...] = ()
     left: tuple[Left, ...] = ()
     note: str | None = None
+
+    @property
+    def counts(self) -> str:
+        """Describe how much was done and is left: a position that closed in several fills counts once."""
+        closed = len({(fill.account_id, fill.symbol) for fill in self.closed})
+        orders, positions = counted(len(self.cancelled), "order"), counted(closed, "position")
+        return f"{orders} cancelled, {positions} closed, {len(self.left)} left"
 
 
 def scope(account_id: str | None) -> str:

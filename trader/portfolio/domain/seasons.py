@@ -23,7 +23,7 @@ from trader.agents.domain.models import Line, Model, ModelId
 from trader.core.canonical_json import canonical_json
 from trader.core.clock import input_time, iso
 from trader.core.errors import Issue
-from trader.core.money import format_decimal, from_number
+from trader.core.money import counted, format_decimal, from_number
 from trader.portfolio.domain.board import AGE_MIN, BoardRules, PrimaryComparison, Reference
 
 SeasonStep = Literal["opened", "amended", "closed"]
@@ -391,7 +391,7 @@ def entrant_issues(rules: SeasonRules, models: Collection[Model], capitals: Mapp
             yield Issue(path, f"unknown model {name!r}; expected one of {known}")
             continue
         if name in groups and len(group) != rules.replicates:
-            accounts = "1 account" if len(group) == 1 else f"{len(group)} accounts"
+            accounts = counted(len(group), "account")
             yield Issue(path, f"{name!r} has {accounts} of one configuration; replicates is {rules.replicates}")
         for model in group:
             capital = capitals.get(model.id)
