@@ -5,7 +5,7 @@ The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from uuid import uuid4
@@ -23,7 +23,7 @@ from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderSta
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.halts import Halts
 from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer
-from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.protocol import Exchange, not_trading, rules_of
 from trader.exchange.session import Decide, Session
 from trader.exchange.sql import accounts as store
 from trader.exchange.tick_processor import TickProcessor
@@ -34,7 +34,7 @@ from trader.settings.settings import Settings
 log = logging.getLogger("trader.exchange")
 
 
-class PaperExchange(ExchangeBase):
+class PaperExchange(Exchange):
     """The `Exchange` whose fills are simulated."""
 
     def __init__(
@@ -97,15 +97,6 @@ class PaperExchange(ExchangeBase):
         return self._accounts.term if self._ticks.is_live else None
 
     # --- reads --------------------------------------------------------------------------------------------------------
-
-    @property
-    def troubles(self) -> Mapping[str, str]:
-        """Always empty: simulated fills cannot differ from the accounts."""
-        return {}
-
-    def undecided(self, account_id: str) -> Collection[str]:
-        """Always empty: an order is filled and posted in one step, under the halts in force at that moment."""
-        return ()
 
     def account(self, account_id: str) -> Account:
         """Return the account or, if it does not exist, a new one that is not stored (`sequence` 0)."""

@@ -1,6 +1,6 @@
 """Read-only exchange: another process's accounts, paper or live, for a process that never leads."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import NoReturn
 
@@ -13,14 +13,14 @@ from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
-from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.protocol import Exchange, not_trading, rules_of
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
 
 
-class ReadOnlyExchange(ExchangeBase):
+class ReadOnlyExchange(Exchange):
     """The leader's accounts, valued at the leader's marks. Every change raises `Unavailable`."""
 
     def __init__(
@@ -63,9 +63,6 @@ class ReadOnlyExchange(ExchangeBase):
     def troubles(self) -> Mapping[str, str]:
         """The troubles that the leader reports."""
         return {} if self._relay.view is None else self._relay.view.account_troubles
-
-    def undecided(self, account_id: str) -> Collection[str]:
-        return ()
 
     def account(self, account_id: str) -> Account:
         """Return the account or, if it does not exist, a new one that is not stored."""

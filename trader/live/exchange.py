@@ -22,7 +22,7 @@ from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.rules import no_position
 from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer
-from trader.exchange.protocol import ExchangeBase, not_trading
+from trader.exchange.protocol import Exchange, not_trading
 from trader.exchange.session import validate_order
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.live.account import LiveAccount
@@ -42,7 +42,7 @@ _FIRST_SYNCHRONIZATION_S: Final = 30.0
 _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
 
-class LiveExchange(ExchangeBase):
+class LiveExchange(Exchange):
     """The exchange of live trading: every account at the venue."""
 
     def __init__(self, context: LiveContext) -> None:
