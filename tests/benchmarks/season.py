@@ -39,7 +39,7 @@ from trader.api.registry import REGISTRY, load_procedures
 from trader.api.rpc import Dispatcher, Target
 from trader.app import freeze_startup_objects
 from trader.composition.external import make_source
-from trader.core.clock import SystemClock
+from trader.core.clock import SystemClock, ceil_time
 from trader.core.errors import NotFound
 from trader.core.events import EventBus
 from trader.database.embedded.server import EmbeddedPostgres
@@ -51,7 +51,6 @@ from trader.market.feed import MarketFeed
 from trader.operations.access import ANYBODY
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.sql.snapshots import ceil_to_hour
 from trader.settings.settings import Settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -275,7 +274,7 @@ class Season:
         stack.push_async_callback(database.close)
         async with database.connection() as conn:
             await conn.execute(INSERT_BASELINES, timeout=STATEMENT_S)
-            clock = SeasonClock(ceil_to_hour(await end_of_season(conn)))
+            clock = SeasonClock(ceil_time(await end_of_season(conn), timedelta(hours=1)))
             books = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
         exchange: Any = books
         market = MarketFeed(make_source(settings), clock)

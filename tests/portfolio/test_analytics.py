@@ -99,7 +99,7 @@ async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
     assert seen(figures.trades, figures.total_net, figures.win_rate) == (1, 50, 100.0)
     assert seen(figures.biggest_win, figures.biggest_loss) == (50, None)
     assert stats.figures.equity.drawdown == Drawdown(0, 0)
-    assert seen(stats.failures.invocations, stats.failures.failed) == (1, 0)
+    assert seen(stats.totals.finished, stats.totals.failures) == (1, 0)
     info = await bench.analytics.run_info()
     assert seen(*info[:4]) == (START + 2 * HOUR, 1, 1, 1)
 
@@ -413,13 +413,13 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
     assert [invocation.id for invocation in failures.invocations] == [late, by_call, failed]
     assert [call.number for call in failures.tool_calls[failed]] == [1, 2]
     assert {key: bytes(answers) for key, answers in failures.answers.items()} == {failed: b'[{"id": "x"}]'}
-    counts = {each.model.id: each for each in failures.counts}
-    assert seen(counts["one"].workflows, counts["one"].tool_calls, counts["one"].invocations) == (1, 0, 2)
-    assert seen(counts["two"].workflows, counts["two"].tool_calls, counts["two"].invocations) == (1, 1, 2)
-    assert seen(counts["one"].rate_percent, counts["two"].rate_percent) == (50, 100)
+    counts = {model.id: totals for model, totals in failures.counts}
+    assert seen(counts["one"].failed, counts["one"].tool_failed, counts["one"].finished) == (1, 0, 2)
+    assert seen(counts["two"].failed, counts["two"].tool_failed, counts["two"].finished) == (1, 1, 2)
+    assert seen(counts["one"].failure_percent, counts["two"].failure_percent) == (50, 100)
     only = await bench.analytics.failures(Page(10), VariantId.SOVEREIGN)
     assert [invocation.id for invocation in only.invocations] == [late, by_call]
-    assert [each.model.id for each in only.counts] == ["two"]
+    assert [model.id for model, _ in only.counts] == ["two"]
     assert [invocation.id for invocation in (await bench.analytics.failures(Page(1))).invocations] == [late]
 
 
@@ -488,17 +488,18 @@ async def test_statistics_are_per_entrant_within_the_run_and_the_old_ones_stay(b
     await bench.clock.advance(4 * HOUR)
     (run,) = await bench.analytics.model_stats()
     first, second = run.entrants
-    assert seen(first.started_at, first.ended_at, second.ended_at) == (START, changed_at, None)
-    assert seen(first.stats.start_value, first.stats.account_value, first.stats.return_percent) == (10_000, 10_000, 0)
-    assert seen(second.stats.start_value, second.stats.account_value) == (10_000, 15_000), "as of the change's minute"
-    assert second.stats.return_percent == 50
-    assert first.stats.figures.equity.drawdown == Drawdown(10, 1000)
-    assert second.stats.figures.equity.drawdown == Drawdown(0, 0), "the fall before the change was the first one's"
-    trades = [part.stats.figures.trades for part in (first, second)]
+    periods = [each.period for each in run.entrants if each.period is not None]
+    assert seen(periods[0].started_at, periods[0].ended_at, periods[1].ended_at) == (START, changed_at, None)
+    assert seen(first.start_value, first.account_value, first.return_percent) == (10_000, 10_000, 0)
+    assert seen(second.start_value, second.account_value) == (10_000, 15_000), "as of the change's minute"
+    assert second.return_percent == 50
+    assert first.figures.equity.drawdown == Drawdown(10, 1000)
+    assert second.figures.equity.drawdown == Drawdown(0, 0), "the fall before the change was the first one's"
+    trades = [part.figures.trades for part in (first, second)]
     assert [(trade.trades, float(trade.total_net), trade.win_rate) for trade in trades] == [(2, 10, 50), (1, 30, 100)]
-    failures = [(part.stats.failures.failed, part.stats.failures.invocations) for part in (first, second)]
+    failures = [(part.totals.failures, part.totals.finished) for part in (first, second)]
     assert failures == [(1, 1), (0, 1)]
     assert run.figures.trades.trades == 3
     (entry,) = await bench.board("24h")
     assert seen(entry.start_value, entry.pnl_percent, entry.trades_count) == (10_000, 50, 1)
-    assert first.stats.figures is (await bench.analytics.model_stats())[0].entrants[0].stats.figures, "it is kept"
+    assert first.figures is (await bench.analytics.model_stats())[0].entrants[0].figures, "it is kept"

@@ -10,10 +10,11 @@ from support.manual_clock import ManualClock
 from support.records import MINUTE, START, FakeExchange, add_model, equity_values, make_account, make_snapshot
 from support.scripted import make_settings
 
+from trader.core.clock import floor_time
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
-from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS, floor_to_bucket
+from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql import snapshots as store
 
@@ -57,7 +58,7 @@ class Shelf:
         shown = await self.portfolio.history(**asked)  # type: ignore[arg-type]
         bucket = RESOLUTIONS[shown.resolution]
         last = {
-            (name, floor_to_bucket(at, bucket)): (name, value, at)
+            (name, floor_time(at, bucket)): (name, value, at)
             for name, value, at in self.written
             if start <= at <= end
             and name == chosen.get("model_id", name)

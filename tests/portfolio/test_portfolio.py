@@ -24,11 +24,12 @@ from support.records import (
 )
 from support.scripted import make_settings
 
+from trader.core.clock import floor_time
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
 from trader.exchange.paper import PaperExchange
-from trader.portfolio.domain.histories import RESOLUTIONS, Point, average_by_hour, choose_resolution, floor_to_bucket
+from trader.portfolio.domain.histories import RESOLUTIONS, Point, average_by_hour, choose_resolution
 from trader.portfolio.snapshots import PortfolioService, is_due
 from trader.portfolio.sql import snapshots as store
 
@@ -278,7 +279,7 @@ def test_the_resolution_is_the_finest_that_fits(start: datetime, span: timedelta
     chosen = choose_resolution(start, end, points_max, datetime.min.replace(tzinfo=start.tzinfo))
 
     def points(bucket: timedelta) -> int:
-        return (floor_to_bucket(end, bucket) - floor_to_bucket(start, bucket)) // bucket + 1
+        return (floor_time(end, bucket) - floor_time(start, bucket)) // bucket + 1
 
     assert points(RESOLUTIONS[chosen]) <= points_max or chosen == "1d"
     suited = {"1m": 1, "5m": 3, "15m": 7, "1h": 30, "4h": 90}

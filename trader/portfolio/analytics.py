@@ -9,7 +9,6 @@ from uuid import UUID
 
 import msgspec
 
-from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.models import Model
 from trader.agents.payloads import answers_of
@@ -46,33 +45,11 @@ ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
 """Size limits for the raw answers of one failure, and of all failures in a list."""
 
 
-class FailureCounts(NamedTuple):
-    """Outcomes of a run's invocations. `tool_calls` counts completed invocations in which a tool call failed."""
-
-    model: Model
-    workflows: int
-    tool_calls: int
-    invocations: int
-
-    @classmethod
-    def of(cls, model: Model, totals: InvocationTotals) -> "FailureCounts":
-        return cls(model, totals.failed, totals.tool_failed, totals.finished)
-
-    @property
-    def failed(self) -> int:
-        """The number of failed invocations, each counted once."""
-        return self.workflows + self.tool_calls
-
-    @property
-    def rate_percent(self) -> float | None:
-        return statistics.percent(self.failed, self.invocations)
-
-
 class ModelStats(NamedTuple):
     """A model in its current run, or one of its entrants in its part of the run.
 
     `account_value` is live, or the account's value when the entrant ended; None if its markets have no price yet.
-    `start_value` is the run's capital, or the account's value when the entrant started.
+    `start_value` is the run's capital, or the account's value when the entrant started. An entrant has its `period`.
     """
 
     model: Model
@@ -80,17 +57,14 @@ class ModelStats(NamedTuple):
     account_value: Decimal | None
     figures: Figures
     totals: InvocationTotals
-    entrants: Sequence["EntrantStats"] = ()
+    period: EntrantPeriod | None = None
+    entrants: Sequence["ModelStats"] = ()
 
     @property
     def return_percent(self) -> float | None:
         if self.account_value is None:
             return None
         return statistics.return_percent(float(self.start_value), float(self.account_value))
-
-    @property
-    def failures(self) -> FailureCounts:
-        return FailureCounts.of(self.model, self.totals)
 
     @property
     def cost_usd(self) -> Decimal | None:
@@ -116,15 +90,6 @@ class ModelStats(NamedTuple):
         return self.account_value - self.start_value - self.cost_usd
 
 
-class EntrantStats(NamedTuple):
-    """An entrant in its part of a run. `ended_at` is None for the current one."""
-
-    record: EntrantRecord
-    started_at: datetime
-    ended_at: datetime | None
-    stats: ModelStats
-
-
 class Failures(NamedTuple):
     """The latest failures with all their stored data, and the counts of every model.
 
@@ -136,7 +101,7 @@ class Failures(NamedTuple):
     steps: Mapping[UUID, Sequence[Step]]
     answers: Mapping[UUID, msgspec.Raw]
     models: Mapping[str, Model]
-    counts: Sequence[FailureCounts]
+    counts: Sequence[tuple[Model, InvocationTotals]]
 
 
 class RunInfo(NamedTuple):
@@ -195,10 +160,9 @@ class Analytics:
         model_stats = []
         for model in models.values():
             run, equity = self._run(runs, model), self._equity(model)
-            whole = ModelStats(model, run.run.initial_capital, equity, run.figures, run.run.totals)
-            model_stats.append(
-                whole._replace(entrants=[_entrant_stats(model, period, equity) for period in run.periods])
-            )
+            entrants = [_entrant_stats(model, period, equity) for period in run.periods]
+            totals, figures = run.run.totals, run.figures
+            model_stats.append(ModelStats(model, run.run.initial_capital, equity, figures, totals, entrants=entrants))
         return model_stats
 
     async def leaderboard(
@@ -269,8 +233,7 @@ class Analytics:
             steps = await agents_store.select_steps(conn, ids)
             payloads = await agents_store.select_payloads(conn, invocations) if with_answers else {}
         counts = [
-            FailureCounts.of(model, runs[model.id].totals if model.id in runs else InvocationTotals())
-            for model in models.values()
+            (model, runs[model.id].totals if model.id in runs else InvocationTotals()) for model in models.values()
         ]
         answers = await asyncio.to_thread(answers_of, invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(invocations, tool_calls, steps, answers, models, counts)
@@ -330,11 +293,10 @@ async def in_window(
     ]
 
 
-def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) -> EntrantStats:
+def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) -> ModelStats:
     """Return the statistics of an entrant; for the current one, with the live equity of its account."""
     value = equity if period.ended_at is None else period.end_value
-    stats = ModelStats(model, period.start_value, value, period.figures, period.entrant.totals)
-    return EntrantStats(period.entrant.record, period.started_at, period.ended_at, stats)
+    return ModelStats(model, period.start_value, value, period.figures, period.entrant.totals, period)
 
 
 def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> VariantStats:

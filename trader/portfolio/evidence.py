@@ -12,7 +12,7 @@ import numpy as np
 from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
-from trader.core.clock import Clock, ceil_time, floor_time, iso
+from trader.core.clock import Clock, floor_time, iso
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
@@ -170,7 +170,7 @@ class _Judged(NamedTuple):
 
     @property
     def record(self) -> EntrantRecord:
-        return self.period.entrant.record
+        return self.period.record
 
     def has_name(self, name: str) -> bool:
         """Return whether it is the model, or one of the replicates, with this id."""
@@ -379,8 +379,8 @@ def _past_of(run: RunStatistics) -> AccountPast:
         PastEntrant(
             run.run.model_id,
             run.run.number,
-            period.entrant.record.number,
-            period.entrant.record.fingerprint or "",
+            period.record.number,
+            period.record.fingerprint or "",
             period.started_at,
             period.ended_at,
         )
@@ -392,19 +392,15 @@ def _past_of(run: RunStatistics) -> AccountPast:
 def _judged(
     model: Model, period: EntrantPeriod, until: datetime, rules: SeasonRules | None, account: AccountPast
 ) -> _Judged:
-    """Return an entrant with its whole hours; the first hour of a run counts even if the run started within it."""
-    bounds, ended_at = NO_SEASON if rules is None else rules.board, period.ended_at
-    series, began_at = bounds.bounded(period.run.returns(until)), period.entrant.record.began_at
-    if series is not None:
-        start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
-        series = series.within(start, until if ended_at is None else floor_time(ended_at, _HOUR))
+    """Return an entrant with its whole hours."""
+    series = period.returns(until, NO_SEASON if rules is None else rules.board)
     off_board: str | None
-    if ended_at is not None:
-        off_board = f"it was configured otherwise at {iso(ended_at)}"
+    if period.ended_at is not None:
+        off_board = f"it was configured otherwise at {iso(period.ended_at)}"
     elif rules is not None:
-        off_board = account.absence(rules, period.entrant.record, period.started_at)
+        off_board = account.absence(rules, period.record, period.started_at)
     else:
-        record = period.entrant.record
+        record = period.record
         off_board = None if not record.cycles_due or record.is_ranked else _MISSED
     return _Judged(model, period, series, account, off_board)
 

@@ -12,7 +12,7 @@ import msgspec
 from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.models import Model
 from trader.core import statistics
-from trader.core.clock import ceil_time
+from trader.core.clock import floor_time
 from trader.core.money import ZERO, divide
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
@@ -24,7 +24,7 @@ from trader.portfolio.domain.evidence import (
     missing_trades,
     state_returns,
 )
-from trader.portfolio.domain.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
+from trader.portfolio.domain.histories import RESOLUTIONS, RunWindow, window_start
 from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_series, split_variance
 from trader.portfolio.domain.seasons import SeasonRules
 from trader.portfolio.run_statistics import RunStatistics, WindowStart, contender
@@ -150,7 +150,7 @@ def make_entries(
     A manually traded model has no entry, except in a season, where it is listed with that reason. The runs of a season
     are cut to it.
     """
-    hour, board = floor_to_bucket(now, _HOUR), NO_SEASON if rules is None else rules.board
+    hour, board = floor_time(now, _HOUR), NO_SEASON if rules is None else rules.board
     listed = [each for each in entrants if rules is not None or each.run.run.entrant.manual_since is None]
     return [_entry(entrant, window_start(window, now), hour, window, board) for entrant in listed]
 
@@ -171,7 +171,7 @@ def make_board(
 
     A hundred models take about 30 ms; the function may run in a thread.
     """
-    start = window_start(window, hour := floor_to_bucket(now, _HOUR))
+    start = window_start(window, hour := floor_time(now, _HOUR))
     entries = [_merged(group) for group in _groups(single)] if is_merged else single
     statements = state_returns(
         (each.series and each.series.within(start, hour), each.trades_stated) for each in entries
@@ -195,7 +195,7 @@ def _entry(
 ) -> LeaderboardEntry:
     model, run, equity, off_board, cost_usd, known = entrant
     since = max(since, run.entrant_since)
-    start, series = run.start_value(since) if known is None else known.value, rules.bounded(_entrant_returns(run, hour))
+    start = run.start_value(since) if known is None else known.value
     return LeaderboardEntry(
         model=model,
         record=run.run.entrant,
@@ -209,19 +209,11 @@ def _entry(
         cost_usd=cost_usd,
         trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
-        series=series,
+        series=run.periods[-1].returns(hour, rules) if run.periods else None,
         trades=run.trades_after(run.entrant_since),
         attempt=run.run.number,
         off_board=off_board,
     )
-
-
-def _entrant_returns(run: RunStatistics, hour: datetime) -> ReturnSeries | None:
-    """Return the whole hours of the current entrant; a run's first hour counts even if the run started within it."""
-    series, began_at = run.returns(hour), run.entrant_since
-    if series is None or began_at < series.start + _HOUR:
-        return series
-    return series.within(ceil_time(began_at, _HOUR), hour)
 
 
 # Replicates

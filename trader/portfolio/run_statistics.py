@@ -10,7 +10,7 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import accumulate
 from operator import attrgetter
@@ -22,12 +22,14 @@ import numpy as np
 
 from trader.agents.domain.entrants import EntrantRecord
 from trader.core import statistics
+from trader.core.clock import ceil_time, floor_time
 from trader.core.statistics import EquityPoint
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.bets import UNKNOWN_LEVERAGE
+from trader.portfolio.domain.board import BoardRules
 from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
 from trader.portfolio.figures import (
@@ -48,6 +50,7 @@ _TURN_S: Final = 0.001
 """How often the computation of figures yields to other tasks, and for how long: due timers need a moment."""
 
 _CLOSED_AT: Final = attrgetter("closed_at")
+_HOUR: Final = timedelta(hours=1)
 
 
 class RunStatistics:
@@ -95,9 +98,7 @@ class RunStatistics:
 
     @property
     def hours_since(self) -> datetime:
-        if self.hours:
-            return self.hours[-1].hour
-        return self.run.started_at.replace(minute=0, second=0, microsecond=0)
+        return self.hours[-1].hour if self.hours else floor_time(self.run.started_at, _HOUR)
 
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
         """Add trades in closing order. Reads start at the last known closing time, whose trades these replace."""
@@ -155,7 +156,7 @@ class RunStatistics:
 
     def set_entrants(self, entrants: Sequence[RunEntrant]) -> None:
         """Set the entrants of the run, in order; known ones keep their figures."""
-        known = {period.entrant.record.number: period for period in self.periods}
+        known = {period.record.number: period for period in self.periods}
         self.periods = [known.get(entrant.record.number) or EntrantPeriod(self, entrant) for entrant in entrants]
         for period, entrant in zip(self.periods, entrants, strict=True):
             period.entrant = entrant
@@ -232,8 +233,12 @@ class EntrantPeriod:
         self._made_of: tuple[object, ...] = ()
 
     @property
+    def record(self) -> EntrantRecord:
+        return self.entrant.record
+
+    @property
     def started_at(self) -> datetime:
-        return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
+        return max(self.run.run.started_at, self.record.began_at or self.run.run.started_at)
 
     @property
     def ended_at(self) -> datetime | None:
@@ -243,7 +248,7 @@ class EntrantPeriod:
     @property
     def contender(self) -> str:
         """The unit of comparison: current entrants with the same fingerprint are replicates, declared or not."""
-        return contender(self.run.run.model_id, self.entrant.record, is_present=self.ended_at is None)
+        return contender(self.run.run.model_id, self.record, is_present=self.ended_at is None)
 
     @property
     def start_value(self) -> Decimal:
@@ -256,6 +261,17 @@ class EntrantPeriod:
         """The account's value when the next entrant started; None for the current one."""
         following = next((period for period in self.run.periods if period.started_at == self.ended_at), None)
         return None if following is None else following.start_value
+
+    def returns(self, until: datetime, rules: BoardRules) -> ReturnSeries | None:
+        """Return its whole hours before `until`, with the bounds that are enforced on them.
+
+        The first hour of a run counts even if the run started within it.
+        """
+        series, began_at = rules.bounded(self.run.returns(until)), self.started_at
+        if series is None:
+            return None
+        start = series.start if began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
+        return series.within(start, until if self.ended_at is None else floor_time(self.ended_at, _HOUR))
 
     def points(self, until: datetime) -> list[EquityPoint]:
         """Return its hours before a time, with their values."""

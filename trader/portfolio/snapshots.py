@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trader.agents.sql.models import select_models
-from trader.core.clock import Clock, interval_elapsed
+from trader.core.clock import Clock, floor_time, interval_elapsed
 from trader.core.errors import NotFound
 from trader.core.variant_id import VariantId
 from trader.database.partitions import drop_partitions_before, ensure_partitions, week_of
@@ -27,7 +27,6 @@ from trader.portfolio.domain.histories import (
     Snapshot,
     Window,
     choose_resolution,
-    floor_to_bucket,
     minute_end,
     value_account,
 )
@@ -224,8 +223,8 @@ class PortfolioService:
         end = min(end, max(start, minute_end(self._clock.now())))  # the future has no records
         start, resolution = self._fitting(min(start, end), end, points_max)
         bucket = RESOLUTIONS[resolution]
-        first = floor_to_bucket(start, bucket)
-        last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
+        first = floor_time(start, bucket)
+        last = max(first, floor_time(end - min(_MILLISECOND, end - start), bucket))
         async with self._histories, self._database.connection() as conn:
             records = await store.select_equity_curves(
                 conn, model_id, variant, first, last, bucket, end, HELD, baselines=baselines
@@ -239,7 +238,7 @@ class PortfolioService:
         resolution = choose_resolution(start, end, points_max, now - self._retention)
         bucket = RESOLUTIONS[resolution]
         if end - start >= points_max * bucket:  # show the latest part up to now
-            start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
+            start = max(start, floor_time(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
         return start, resolution
 
     async def trades(

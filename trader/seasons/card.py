@@ -231,8 +231,8 @@ def _account(model_id: str, run: RunStatistics, rows: SeasonRows, fills: Table) 
         fees=fees,
         funding=math.fsum(part.net or 0 for part in parts) - gross + fees,
         model_cost_usd=None if cost is None else float(cost),
-        cycles_decided=sum(period.entrant.record.cycles_decided for period in run.periods),
-        cycles_due=sum(period.entrant.record.cycles_due for period in run.periods),
+        cycles_decided=sum(period.record.cycles_decided for period in run.periods),
+        cycles_due=sum(period.record.cycles_due for period in run.periods),
     )
 
 

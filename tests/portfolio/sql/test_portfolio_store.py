@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from support.records import HOUR, MINUTE, START, add_model, add_run, equity_values, make_model, make_run, make_snapshot
 
 from trader.agents.sql.models import upsert_model
+from trader.core.clock import floor_time
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
-from trader.portfolio.domain.histories import Snapshot, floor_to_bucket
+from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.sql import snapshots as store
 
 ACCOUNTS = ("one", "two", "three", "late", "manual")
@@ -141,7 +142,7 @@ async def test_histories_have_the_last_snapshot_of_each_bucket(
             for name in chosen:
                 await upsert_model(conn, make_model(name))
             chunks = await store.select_history(conn, None, None, first, last, bucket, slice_buckets * bucket)
-            grid = [floor_to_bucket(first, bucket)]
+            grid = [floor_time(first, bucket)]
             while grid[-1] + bucket <= last:
                 grid.append(grid[-1] + bucket)
             curves = await store.select_equity_curves(conn, None, None, grid[0], grid[-1], bucket, last, held)

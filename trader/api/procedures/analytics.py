@@ -132,7 +132,7 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
     cut = cut_page(failures.invocations, page, attrgetter("started_at"))
     return GetFailuresOutput(
         failures=await in_slices(lambda failed: Failure.of(failed, failures), cut.rows),
-        model_stats=[FailureStats.from_attributes(counts) for counts in failures.counts],
+        model_stats=[FailureStats.from_attributes(*counts) for counts in failures.counts],
         next_before=cut.next_before,
         next_skip=cut.next_skip,
     )

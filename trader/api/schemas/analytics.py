@@ -273,14 +273,14 @@ def _total(*tokens: int | None) -> int | None:
 class FailureStats(Wire, kw_only=True):
     """`failedCount` counts each failed invocation of the run once; `failureRate` is in percent."""
 
-    model_id: Annotated[str, From("model.id")]
-    model_name: Annotated[str, From("model.name")]
-    variant: Annotated[VariantId, From("model.variant")]
-    failed_workflow_count: Annotated[int, From("workflows")]
-    failed_tool_call_count: Annotated[int, From("tool_calls")]
-    failed_count: Annotated[int, From("failed")]
-    invocation_count: Annotated[int, From("invocations")]
-    failure_rate: Annotated[float | None, From("rate_percent")]
+    model_id: Annotated[str, From("id")]
+    model_name: Annotated[str, From("name")]
+    variant: VariantId
+    failed_workflow_count: Annotated[int, From("failed")]
+    failed_tool_call_count: Annotated[int, From("tool_failed")]
+    failed_count: Annotated[int, From("failures")]
+    invocation_count: Annotated[int, From("finished")]
+    failure_rate: Annotated[float | None, From("failure_percent")]
 
 
 class GetFailuresOutput(PageOutput, kw_only=True):

@@ -99,11 +99,11 @@ class AdvancedFigures(Wire, kw_only=True):
     avg_confidence: Annotated[Figure, From("figures.trades.confidences.average")]
     median_confidence: Annotated[Figure, From("figures.trades.confidences.median")]
     max_confidence: Annotated[Figure, From("figures.trades.confidences.maximum")]
-    failed_workflow_count: Annotated[int, From("failures.workflows")]
-    failed_tool_call_count: Annotated[int, From("failures.tool_calls")]
-    failed_count: Annotated[int, From("failures.failed")]
-    invocation_count: Annotated[int, From("failures.invocations")]
-    failure_rate: Annotated[Figure, From("failures.rate_percent")]
+    failed_workflow_count: Annotated[int, From("totals.failed")]
+    failed_tool_call_count: Annotated[int, From("totals.tool_failed")]
+    failed_count: Annotated[int, From("totals.failures")]
+    invocation_count: Annotated[int, From("totals.finished")]
+    failure_rate: Annotated[Figure, From("totals.failure_percent")]
     profit_factor: Annotated[Figure, From("figures.trades.profit_factor")]
     profit_factor_interval: Annotated[Bounds | None, From("figures.trades.profit_factor_interval")]
     avg_r_multiple: Annotated[Figure, From("figures.trades.average_r_multiple")]
@@ -165,7 +165,7 @@ class OverallStats(OverallFigures, kw_only=True):
 
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
-        entrants = [EntrantOverall.from_attributes(each, each.stats) for each in stats.entrants]
+        entrants = [EntrantOverall.from_attributes(each, each.period) for each in stats.entrants]
         return cls.from_attributes(stats, budget=budget, entrants=entrants)
 
 
@@ -177,7 +177,7 @@ class AdvancedStats(AdvancedFigures, kw_only=True):
 
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
-        entrants = [EntrantAdvanced.from_attributes(each, each.stats) for each in stats.entrants]
+        entrants = [EntrantAdvanced.from_attributes(each, each.period) for each in stats.entrants]
         return cls.from_attributes(stats, budget=budget, entrants=entrants)
 
 

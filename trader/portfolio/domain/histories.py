@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.clock import ceil_time, floor_time
 from trader.core.money import ZERO, divide
 from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Account
@@ -44,7 +45,6 @@ _SUITED_SPANS: Final[Mapping[Resolution, timedelta]] = {
 }
 _MINUTE: Final = timedelta(minutes=1)
 _HOUR: Final = timedelta(hours=1)
-_EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
 
 
 class Point(NamedTuple):
@@ -59,19 +59,13 @@ def window_start(window: RunWindow, now: datetime) -> datetime:
     return datetime.min.replace(tzinfo=UTC) if window == "run" else now - WINDOWS[window]
 
 
-def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
-    """Return the start of the bucket that contains the moment; buckets divide a UTC day."""
-    return moment - (moment - _EPOCH) % bucket
-
-
 def minute_end(moment: datetime) -> datetime:
     """Return the next full minute, or the moment itself if it is one.
 
     Windows end there and move once a minute, like snapshots: in between a history stays the same, and its values are
     never older than its window.
     """
-    start = floor_to_bucket(moment, _MINUTE)
-    return start if start == moment else start + _MINUTE
+    return ceil_time(moment, _MINUTE)
 
 
 def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
@@ -89,7 +83,7 @@ def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
 def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since: datetime) -> Resolution:
     """Return the finest resolution that suits the range, stays within `points_max`, and has rows."""
     for resolution, bucket in RESOLUTIONS.items():
-        points = (floor_to_bucket(end, bucket) - floor_to_bucket(start, bucket)) // bucket + 1
+        points = (floor_time(end, bucket) - floor_time(start, bucket)) // bucket + 1
         available = bucket >= _HOUR or start >= raw_since
         if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
             return resolution

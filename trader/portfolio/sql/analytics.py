@@ -12,6 +12,7 @@ from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
 from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.invocations import INVOCATION_COLUMNS
 from trader.agents.sql.models import FILLS_BY_HAND
+from trader.core.statistics import percent
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
@@ -20,7 +21,7 @@ from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
 class InvocationTotals(msgspec.Struct, frozen=True):
     """Counts of invocations by outcome, and their cost (None: no provider reported one).
 
-    `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
+    `tool_failed` counts completed invocations in which a tool call failed, so `failures` counts each once.
     `unmetered_attempts` may have cost tokens beyond those counted, and `unpriced_steps` have a cost beyond that known.
     """
 
@@ -32,6 +33,14 @@ class InvocationTotals(msgspec.Struct, frozen=True):
     cost_usd: Decimal | None = None
     unmetered_attempts: int = 0
     unpriced_steps: int = 0
+
+    @property
+    def failures(self) -> int:
+        return self.failed + self.tool_failed
+
+    @property
+    def failure_percent(self) -> float | None:
+        return percent(self.failures, self.finished)
 
 
 class CurrentRun(msgspec.Struct, frozen=True):

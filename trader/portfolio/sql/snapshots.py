@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec.structs import astuple
 
-from trader.core.clock import EPOCH
+from trader.core.clock import EPOCH, ceil_time
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, columns_of
 from trader.exchange.sql.audit import AuditedRun
@@ -143,7 +143,7 @@ ORDER BY h.hour, h.variant
 
 async def select_variant_hours(conn: Connection, since: datetime) -> list[tuple[VariantId, datetime, Decimal]]:
     """Return each variant's hours and their average of the snapshots since then, to 8 decimals, the oldest first."""
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_time(since, timedelta(hours=1)))
     return [(VariantId(row["variant"]), row["hour"], row["value"]) for row in rows]
 
 
@@ -312,12 +312,6 @@ ORDER BY w.account_id, h.hour
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
     """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
     return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns_of(since, 3))]
-
-
-def ceil_to_hour(moment: datetime) -> datetime:
-    """Return the first full hour at or after `moment`."""
-    hour = moment.replace(minute=0, second=0, microsecond=0)
-    return hour if hour == moment else hour + timedelta(hours=1)
 
 
 # --- for the audit of equity ------------------------------------------------------------------------------------------
