@@ -115,7 +115,7 @@ async def problems_of_leading(arena: Arena, leader: Process) -> list[str]:
     problems = []
     async with arena.database.reading() as conn:
         rows = await select_accounts(conn)
-        measured = {row.account_id: row.baseline for row in await select_recorded_equity(conn, arena.clock.now())}
+        measured = {key: each.baseline for key, each in (await select_recorded_equity(conn, arena.clock.now())).items()}
         open_commands = await conn.fetch("SELECT verb, account_id FROM commands WHERE finished_at IS NULL")
         halted = {(row["account_id"], row["cause"]) for row in await conn.fetch(HALTS_IN_FORCE)}
         asked = await conn.fetch(FLATTENED)

@@ -27,7 +27,7 @@ from trader.commands.models import show_budgets
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, SinkUnavailable, StartError, Unavailable
 from trader.database.pool import Connection
-from trader.database.relay import LeaderView, select_newest_relay
+from trader.database.relay import LeaderView, select_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
 from trader.operations.domain.alarms import AlarmCause, Notice
@@ -123,8 +123,8 @@ async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence
         return health.report.alarms or [], []
     if not target.is_served:
         return [], []
-    row, unread = await _read(target, select_newest_relay)
-    view = None if row is None else msgspec.json.decode(row.record, type=LeaderView)
+    rows, unread = await _read(target, select_relay)
+    view = msgspec.json.decode(rows[-1].record, type=LeaderView) if rows else None
     return [] if view is None else msgspec.json.decode(view.alarms, type=list[AlarmFiring]), unread
 
 

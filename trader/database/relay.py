@@ -235,24 +235,12 @@ async def select_relay_number(conn: Connection) -> int:
     return number
 
 
-SELECT_NEWEST_RELAY = """
-SELECT number, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
-FROM relay ORDER BY number DESC LIMIT 1
-"""
-
-
-async def select_newest_relay(conn: Connection) -> RelayRow | None:
-    """Return the newest record; None if there is none."""
-    row = await conn.fetchrow(SELECT_NEWEST_RELAY)
-    return None if row is None else RelayRow(**row)
-
-
 SELECT_RELAY = """
 SELECT number, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
 FROM relay WHERE number > $1 ORDER BY number
 """
 
 
-async def select_relay(conn: Connection, after: int) -> list[RelayRow]:
-    """Return the records after a number, ascending."""
+async def select_relay(conn: Connection, after: int = 0) -> list[RelayRow]:
+    """Return the records after a number, ascending; at most `SLOTS` are kept."""
     return [RelayRow(**row) for row in await conn.fetch(SELECT_RELAY, after)]

@@ -54,20 +54,10 @@ class LossLimits:
         async with self._database.reading() as conn:
             recorded = await store.select_recorded_equity(conn, midnight)
             total = await store.select_total_baseline(conn)
-        baselines = {row.account_id: row.baseline for row in recorded if row.baseline is not None}
-        starts = {row.account_id: RunEquity(row.run_id, row.initial_capital, ZERO) for row in recorded}
+        baselines = {key: each.baseline for key, each in recorded.items() if each.baseline is not None}
+        starts = {key: RunEquity(each.run_id, each.initial_capital, ZERO) for key, each in recorded.items()}
         self._total = None if total is None else rules.shift(total, rules.net_deposits(baselines, starts))
-        self._baselines = {
-            row.account_id: rules.restore(
-                row.baseline,
-                row.run_id,
-                row.initial_capital,
-                now.date(),
-                peak_since=row.peak_since,
-                first_today=row.first_today,
-            )
-            for row in recorded
-        }
+        self._baselines = {key: rules.restore(each, now.date()) for key, each in recorded.items()}
         self._saved = {}
         self._due = self._save_due = now
 

@@ -28,7 +28,6 @@ from trader.portfolio.domain.board import (
     JudgedEntrant,
     PrimaryComparison,
     RankInterval,
-    Reference,
     compare_entrants,
     difference_curve,
     judge_board,
@@ -50,18 +49,12 @@ VOLATILITY_ASSUMED: Final = 0.005
 """The hourly volatility of an entrant before it has any hours."""
 
 
-class EarlierVerdicts(NamedTuple):
-    """The verdicts on an entrant and its rank by the rules at the start of a season, before a later amendment."""
-
-    verdicts: Mapping[Reference, Verdict]
-    rank: RankInterval | None
-
-
 class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None for the current entrant.
 
     `statement`, `trades` and `losing_trades` cover the window. `comparisons` hold the verdicts on all hours, for
-    replicates on their mean. `attempt` is the number of the run.
+    replicates on their mean. `attempt` is the number of the run. `before` is the evidence by the rules at the start of
+    a season, before a later amendment.
     """
 
     model: Model
@@ -80,7 +73,7 @@ class EntrantEvidence(NamedTuple):
     account: AccountPast
     age_hours: int
     off_board: str | None
-    before: EarlierVerdicts | None = None
+    before: "EntrantEvidence | None" = None
 
 
 class BoardResolution(NamedTuple):
@@ -314,8 +307,9 @@ async def make_report(field: Field, since: datetime | None = None, model_id: str
 
     best, found, primary = await judged(rules, until)
     before = None if season is None else season.rules_before
-    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end)))[1])
-    shown = [entrant._replace(before=earlier.get(period.key)) for period, entrant in found]
+    earlier = [] if before is None else (await judged(before, min(until, before.end)))[1]
+    by_key = {period.key: entrant for period, entrant in earlier}
+    shown = [entrant._replace(before=by_key.get(period.key)) for period, entrant in found]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
     series = [period.series for period, _ in found if period.series is not None and len(period.series.values) > 1]
     market = baselines.get(BUY_AND_HOLD.id)
@@ -343,14 +337,6 @@ async def _judged_periods(field: Field, until: datetime, rules: SeasonRules | No
             periods += [_judged(field.models[key], period, until, rules, past) for period in run.periods]
             await asyncio.sleep(0)  # a long season takes a fraction of a millisecond per run
     return periods
-
-
-def _earlier(found: Sequence[tuple[_Judged, EntrantEvidence]]) -> dict[str, EarlierVerdicts]:
-    """Return what the rules before an amendment say, by entrant."""
-    return {
-        period.key: EarlierVerdicts({each.reference: each.verdict for each in one.comparisons}, one.rank)
-        for period, one in found
-    }
 
 
 def _resolution(series: Sequence[ReturnSeries], contenders: int, rules: BoardRules) -> BoardResolution:

@@ -12,6 +12,7 @@ from trader.exchange.domain.halts import HaltCause
 from trader.operations.domain.loss_limits import (
     LossBaseline,
     LossThresholds,
+    RecordedEquity,
     RunEquity,
     advance,
     begin,
@@ -73,7 +74,7 @@ def test_a_stop_in_between_changes_nothing(curve: list[tuple[int, Decimal]], cut
     straight = stopped = begin(RUN, CAPITAL, CAPITAL, DAY)
     for number, (day, equity) in enumerate(steps(curve)):
         if number == cut % len(curve):
-            stopped = restore(stopped, RUN, CAPITAL, stopped.day, peak_since=stopped.last, first_today=None)
+            stopped = restore(RecordedEquity(RUN, CAPITAL, stopped, stopped.last, None), stopped.day)
         straight, stopped = advance(straight, equity, day), advance(stopped, equity, day)
     assert stopped == straight
 
@@ -81,14 +82,14 @@ def test_a_stop_in_between_changes_nothing(curve: list[tuple[int, Decimal]], cut
 def test_losses_during_the_stop_come_from_snapshots() -> None:
     baseline = LossBaseline(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
     later = DAY + timedelta(days=1)
-    result = restore(baseline, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
+    result = restore(RecordedEquity(RUN, CAPITAL, baseline, D(12_000), D(11_500)), later)
     assert result == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
-    assert restore(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == LossBaseline(
+    assert restore(RecordedEquity(RUN, CAPITAL, None, D(9_500), D(9_100)), DAY) == LossBaseline(
         run_id=RUN, day=DAY, day_start=D(9_100), peak=CAPITAL, last=D(9_500)
     )
-    assert restore(None, RUN, CAPITAL, DAY, peak_since=None, first_today=None) == begin(RUN, CAPITAL, CAPITAL, DAY)
+    assert restore(RecordedEquity(RUN, CAPITAL, None, None, None), DAY) == begin(RUN, CAPITAL, CAPITAL, DAY)
     renewed = reset(baseline)
-    assert restore(renewed, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500)) == renewed
+    assert restore(RecordedEquity(RUN, CAPITAL, renewed, D(12_000), D(11_500)), later) == renewed
 
 
 @given(money, money, percents)

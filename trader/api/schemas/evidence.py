@@ -237,7 +237,8 @@ class EntrantRow(Wire, kw_only=True):
 
     @classmethod
     def of(cls, entrant: EntrantEvidence) -> "EntrantRow":
-        before = {} if entrant.before is None else entrant.before.verdicts
+        earlier = () if entrant.before is None else entrant.before.comparisons
+        before = {each.reference: each.verdict for each in earlier}
         return cls.from_attributes(
             entrant,
             contamination=contamination(entrant.model.configuration.training_cutoff, entrant.started_at),

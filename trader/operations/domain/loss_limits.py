@@ -71,20 +71,23 @@ def update(baseline: LossBaseline | None, current: RunEquity, day: date) -> Loss
     return advance(baseline, current.equity, day)
 
 
-def restore(
-    baseline: LossBaseline | None,
-    run_id: UUID,
-    initial_capital: Decimal,
-    day: date,
-    *,
-    peak_since: Decimal | None,
-    first_today: Decimal | None,
-) -> LossBaseline:
-    """Return the baseline after a restart: the recorded one, updated with the snapshots since.
+class RecordedEquity(NamedTuple):
+    """What is recorded of an account's run: its baseline, and the equity in its snapshots since then.
 
     `peak_since` is the highest equity since the baseline (or of the whole run if there is none), `first_today` the
     first equity of this day; both are None without snapshots.
     """
+
+    run_id: UUID
+    initial_capital: Decimal
+    baseline: LossBaseline | None
+    peak_since: Decimal | None
+    first_today: Decimal | None
+
+
+def restore(recorded: RecordedEquity, day: date) -> LossBaseline:
+    """Return the baseline after a restart: the recorded one, updated with the snapshots since."""
+    run_id, initial_capital, baseline, peak_since, first_today = recorded
     if baseline is None or baseline.run_id != run_id:
         if peak_since is None:
             return begin(run_id, initial_capital, initial_capital, day)

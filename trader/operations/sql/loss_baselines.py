@@ -2,29 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from decimal import Decimal
-from typing import NamedTuple
-from uuid import UUID
 
-import asyncpg
+import msgspec
 
-from trader.database.pool import Connection
-from trader.operations.domain.loss_limits import LossBaseline
-
-
-class RecordedEquity(NamedTuple):
-    """Recorded equity of an account: its baseline, and the equity in its snapshots since then.
-
-    `peak_since` and `first_today` come from snapshots, and are None without any.
-    """
-
-    account_id: str
-    run_id: UUID
-    initial_capital: Decimal
-    baseline: LossBaseline | None
-    peak_since: Decimal | None
-    first_today: Decimal | None
-
+from trader.database.pool import Connection, columns_of
+from trader.operations.domain.loss_limits import LossBaseline, RecordedEquity
 
 # Only the last day of raw snapshots is read; the hourly rollup has the rest.
 SELECT_RECORDED_EQUITY = """
@@ -47,28 +29,15 @@ ORDER BY r.account_id
 """
 
 
-async def select_recorded_equity(conn: Connection, midnight: datetime) -> list[RecordedEquity]:
+async def select_recorded_equity(conn: Connection, midnight: datetime) -> dict[str, RecordedEquity]:
     """Return the recorded equity of every account in its current run."""
-    rows = await conn.fetch(SELECT_RECORDED_EQUITY, midnight)
-    return [
-        RecordedEquity(
-            account_id=row["account_id"],
-            run_id=row["run_id"],
-            initial_capital=row["initial_capital"],
-            baseline=_baseline(row),
-            peak_since=row["peak_since"],
-            first_today=row["first_today"],
-        )
-        for row in rows
-    ]
-
-
-def _baseline(row: asyncpg.Record) -> LossBaseline | None:
-    if row["baseline_run_id"] is None:
-        return None
-    return LossBaseline(
-        run_id=row["baseline_run_id"], day=row["day"], day_start=row["day_start"], peak=row["peak"], last=row["last"]
-    )
+    recorded = {}
+    for row in await conn.fetch(SELECT_RECORDED_EQUITY, midnight):
+        known = {**row, "run_id": row["baseline_run_id"]}
+        baseline = None if known["run_id"] is None else msgspec.convert(known, LossBaseline)
+        since = {name: row[name] for name in ("run_id", "initial_capital", "peak_since", "first_today")}
+        recorded[row["account_id"]] = RecordedEquity(**since, baseline=baseline)
+    return recorded
 
 
 SELECT_TOTAL_BASELINE = "SELECT day, day_start, peak, last FROM equity_marks WHERE account_id IS NULL"
@@ -97,15 +66,7 @@ async def upsert_baselines(
 ) -> None:
     """Record baselines, by account or (None) of all together, as of a moment of service time; only in this term."""
     await conn.execute(
-        UPSERT_BASELINES,
-        [account_id for account_id, _ in baselines],
-        [baseline.run_id for _, baseline in baselines],
-        [baseline.day for _, baseline in baselines],
-        [baseline.day_start for _, baseline in baselines],
-        [baseline.peak for _, baseline in baselines],
-        [baseline.last for _, baseline in baselines],
-        at,
-        term,
+        UPSERT_BASELINES, *columns_of([(key, *msgspec.structs.astuple(each)) for key, each in baselines], 6), at, term
     )
 
 
