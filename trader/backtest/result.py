@@ -180,8 +180,7 @@ def rank(run: Backtest, runs: Mapping[str, RunStatistics]) -> list[RankedModel]:
         AccountReport.of(
             each.model,
             runs[each.model.id],
-            run.reached,
-            equity(each.account, marks),
+            (run.reached, equity(each.account, marks)),
             unrealized=unrealized(each.account, marks),
             gross=each.account.realized,
             fees=each.fees,

@@ -96,7 +96,7 @@ async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> 
 
     Asks for confirmation. The running service executes the reset. The trades of the closed run stay recorded.
     """
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         await known_account(conn, options.account)
     return await ask_and_operate(Verb.RESET, options, target)
 
@@ -114,7 +114,7 @@ async def remove_account(options: argparse.Namespace, target: TargetDatabase) ->
     Asks for confirmation. The running service removes the account; the next accepted order for its id opens it again.
     Accounts that have traded, and accounts of models, cannot be removed.
     """
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         account_id = await known_account(conn, options.account)
         if account_id in {model.id for model in await select_models(conn)}:
             raise StartError(
@@ -157,7 +157,7 @@ def _position_table(positions: list[dict[str, Any]]) -> Iterator[str]:
 
 
 async def _read(target: TargetDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Recorded]:
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         if account_id is not None:
             await known_account(conn, account_id)
         recorded = Recorded(await select_last_marks(conn), {model.id for model in await select_models(conn)})

@@ -18,7 +18,7 @@ from trader.core.errors import StartError
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.leadership import select_leader_schedulers
-from trader.database.pool import Connection, Database, place
+from trader.database.pool import Database, place
 from trader.database.schema import apply_schema, open_database, select_schema_version
 from trader.exchange.sql.halts import select_has_leader
 from trader.settings.dotenv import add_env_file_option
@@ -53,12 +53,6 @@ class TargetDatabase(NamedTuple):
     def name(self) -> str:
         """The name of the database on its server."""
         return place(self.dsn).rpartition("/")[2]
-
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Connection]:
-        """Borrow a connection that reads a consistent snapshot of the database."""
-        async with self.database.reading() as conn:
-            yield conn
 
     def __str__(self) -> str:
         return f"database: {self.place}, the service is {self.service}"

@@ -240,7 +240,7 @@ def _new_webhook(options: argparse.Namespace, url: str) -> Webhook:
 @database_command("keys list", example="trader keys list", arguments=_of_argument)
 async def list_keys(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List external agents and operators with the first characters, scopes and limits of their keys."""
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}
         webhooks = {name: webhook.url for name, webhook in (await select_webhooks(conn)).items()}
         keys = await _present_keys(conn, options.of)

@@ -37,7 +37,7 @@ _SOON = "A running service applies this in its next cycle, within a minute."
 @database_command("models list", example="trader models list")
 async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List every model, oldest first, with its state, budget and number of invocations."""
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         models, activity = await select_models(conn), await select_model_activity(conn)
     by_id = {model.id: model for model in models}
     kept = (await read_budgets(options, target, by_id)).states(by_id)
@@ -143,7 +143,7 @@ async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool)
 
 async def show_budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Return the budget of every model that has one, its cost today (UTC), and the remaining tokens."""
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}
     kept = await read_budgets(options, target, models)
     total_usd, states = kept.total_usd, kept.states(models)
@@ -176,7 +176,7 @@ async def read_budgets(options: argparse.Namespace, target: TargetDatabase, mode
     total_usd, run_tokens, answer_tokens = read_some(
         os.environ, options.env_file, "ai_budget_usd_per_day", "run_tokens_max", "answer_tokens_max"
     )
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         now = await select_lived_until(conn) or SystemClock().now()
     kept = Budgets(target.database, total_usd, run_tokens, answer_tokens)
     await kept.follow(now, models)

@@ -189,7 +189,7 @@ async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: Targe
 
     :raises StartError: there is no terminal, or the answer is no; nothing was changed
     """
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         if options.account is not None and not await store.select_known_account(conn, options.account):
             raise StartError(f"There is no account {options.account!r}. Nothing was changed.")
         exposures, marks = await store.select_exposures(conn, options.account), await select_last_marks(conn)

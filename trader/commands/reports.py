@@ -65,7 +65,7 @@ async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
     """
     current = CurrentRuns(target.database)
     runs = await current.refresh()
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
         accounts = await store.select_report_accounts(conn, models, runs)
     if not accounts:
@@ -121,7 +121,7 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
         uncompared = await drift_store.select_uncompared(conn, since)
     sections = [DriftSection("Fills of the venue", FILLS, "fills", figures, _notes_of(uncompared))] if figures else []

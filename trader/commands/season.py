@@ -122,7 +122,7 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
     check_format(options.tables)
     if options.folder.exists():
         raise StartError(f"{options.folder} exists already; the result needs a new folder.")
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         season = await service.require_open(conn)
     try:
         options.folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ async def _copy_links(
     :raises StartError: the rows of a decision are gone
     """
     while True:
-        async with target.reading() if conn is None else nullcontext(conn) as reading:
+        async with target.database.reading() if conn is None else nullcontext(conn) as reading:
             links = await read_links(reading, reader.position, LINKS_MAX)
         for link, text in links:
             if text is None:
@@ -245,7 +245,7 @@ def check(options: argparse.Namespace) -> Result:
 @database_command("season show", example="trader season show")
 async def show_seasons(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Show every season: its rules, the digest of each record, and its amendments."""
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         seasons = await select_seasons(conn)
     lines = [line for season in seasons for line in (season.title, *_lines(season))]
     return Result({"seasons": list(map(_value, seasons))}, lines or ["There is no season."])

@@ -43,7 +43,7 @@ def _trades_arguments(parser: argparse.ArgumentParser) -> None:
 async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List completed trades, newest first."""
     page = Page(_ALL if options.limit is None else options.limit)
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         if options.account is None:
             listed = await select_trades(conn, page)
         else:
@@ -75,7 +75,7 @@ async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
     tables = empty()
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         account_id = None if options.account is None else await known_account(conn, options.account)
         for each in tables:
             async for row in select_exported(conn, each.name, since, account_id):
@@ -105,7 +105,7 @@ def _variant_or_all(text: str) -> str:
 async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Rank the models by their results within a window, at the last recorded prices."""
     runs = await CurrentRuns(target.database).refresh()
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         models = await select_models(conn)
         accounts = await select_accounts(conn)
         marks = await select_last_marks(conn)
@@ -122,7 +122,7 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     entries = []
     if at is not None:
         contenders = count_contenders(runs[model.id] for model in models if standing.has(model) and model.id in runs)
-        async with target.reading() as conn:
+        async with target.database.reading() as conn:
             entrants = await in_window(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)

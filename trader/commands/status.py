@@ -131,7 +131,7 @@ async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence
 async def _read(target: TargetDatabase, select: Callable[[Connection], Awaitable[_T]]) -> tuple[_T | None, list[str]]:
     """Return the result of a query, or None and the problems: why the database did not answer, and who holds locks."""
     try:
-        async with target.reading() as conn:
+        async with target.database.reading() as conn:
             await conn.execute(SET_LOCK_TIMEOUT)
             return await select(conn), []
     except Unavailable as error:
@@ -246,7 +246,7 @@ def _moment_argument(text: str) -> datetime:
 
 
 async def _list_past(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    async with target.reading() as conn:
+    async with target.database.reading() as conn:
         past = await select_alarms(conn, options.since)
     lines = [
         f"{moment(each.at)}  {each.state:8}  {each.cause} {each.subject}".rstrip()

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-import aiohttp
 import orjson
 
 from trader.core.clock import iso
-from trader.core.errors import SinkUnavailable
 from trader.operations.domain.alarms import Notice
+from trader.record.anchor_sinks import JSON_HEADERS, HttpClient
 from trader.settings.forms import NOTIFY_HOSTS, Secret
 from trader.settings.settings import Settings
 
@@ -24,8 +23,6 @@ ATTEMPT_S: Final = 10.0
 
 TEXT_MAX: Final = 1000
 """Characters per message. Telegram accepts 4096 in UTF-16, ntfy 4096 bytes in UTF-8, and Slack cuts after 40,000."""
-
-JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
 class RequestBody(NamedTuple):
@@ -51,38 +48,7 @@ class NotificationSink(Protocol):
     async def close(self) -> None: ...
 
 
-class _HttpClient:
-    """Makes single requests to one secret address, each with a timeout and without redirects."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._url = url
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def request(self, method: str, message: RequestBody) -> None:
-        """Make a request; any 2xx status is an answer.
-
-        :raises SinkUnavailable: there was no such answer
-        """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
-        try:
-            async with self._session.request(
-                method, self._url, data=message.body, headers=message.headers, allow_redirects=False
-            ) as response:
-                status = response.status
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
-        if not 200 <= status < 300:
-            is_temporary = status >= 500 or status in (408, 429)
-            raise SinkUnavailable(f"the answer was HTTP {status}", is_temporary=is_temporary)
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-
-class HttpSink:
+class HttpSink(HttpClient):
     """Posts each notice as JSON with all its fields. `sender` says which process it is from."""
 
     form = "json"
@@ -90,14 +56,11 @@ class HttpSink:
     def __init__(self, number: int, url: str, sender: str, *, timeout_s: float = ATTEMPT_S) -> None:
         self.name = f"{self.form} {number}"
         self._sender = sender
-        self._client = _HttpClient(url, timeout_s)
+        super().__init__(url, timeout_s)
 
     async def send(self, notice: Notice) -> None:
         text = f"{self._sender}: {describe(notice)}"[:TEXT_MAX]
-        await self._client.request("POST", self.message(notice, text))
-
-    async def close(self) -> None:
-        await self._client.close()
+        await self.request("POST", *self.message(notice, text))
 
     def message(self, notice: Notice, text: str) -> RequestBody:
         """Return the request body of a notice; `text` is its line for people."""
@@ -166,21 +129,18 @@ SINKS: Final[dict[str, MakeSink]] = {kind.form: kind for kind in (HttpSink, Ntfy
 """
 
 
-class Heartbeat:
+class Heartbeat(HttpClient):
     """Pings a dead man's switch service, which raises an alarm when the pings stop."""
 
     def __init__(self, address: Secret, *, timeout_s: float = ATTEMPT_S) -> None:
-        self._client = _HttpClient(address.reveal(), timeout_s)
+        super().__init__(address.reveal(), timeout_s)
 
     async def ping(self) -> None:
         """Report that the service is working.
 
         :raises SinkUnavailable: the ping was not confirmed in time
         """
-        await self._client.request("GET", RequestBody(b"", {}))
-
-    async def close(self) -> None:
-        await self._client.close()
+        await self.request("GET")
 
 
 def describe(notice: Notice) -> str:

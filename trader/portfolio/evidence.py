@@ -343,14 +343,8 @@ def _resolution(series: Sequence[ReturnSeries], contenders: int, rules: BoardRul
     """Return what differences a board of these entrants can detect; before the first hours, of assumed ones."""
     spreads = [float(np.std(each.values)) for each in series if np.isfinite(each.values).all()]
     volatility = (median(spreads) if spreads else 0.0) or VOLATILITY_ASSUMED
-    own, gain = (
-        median(float(each[-1]) for each in bounds) if bounds else HOURLY_MOVE_MAX
-        for bounds in (
-            [each.loss_bounds for each in series],
-            [each.gain_bounds for each in series],
-        )
-    )
-    bound = own + gain
+    bounds = [[each.loss_bounds for each in series], [each.gain_bounds for each in series]]
+    bound = sum(median(float(each[-1]) for each in side) if side else HOURLY_MOVE_MAX for side in bounds)
     share = rules.level / max(1, rules.family(contenders))
     now = max((len(each.values) for each in series), default=0)
     sharpes = [
@@ -462,22 +456,17 @@ def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:
     return split_variance(series) if len(series) > 1 else None
 
 
-def _joint(group: Sequence[_Judged]) -> ReturnSeries | None:
-    """Return the hours of an entrant, or of its replicates together."""
-    series = [entrant.series for entrant in group if entrant.series is not None]
-    return series[0] if len(series) == 1 else mean_series(series)
-
-
 def _trades(group: Sequence[_Judged]) -> int:
     return sum(entrant.count_trades()[0] for entrant in group) // len(group)
 
 
 def _entrant(group: Sequence[_Judged]) -> JudgedEntrant:
     """Return the unit of comparison: an entrant, or its replicates together."""
+    series = [entrant.series for entrant in group if entrant.series is not None]
     return JudgedEntrant(
         key=group[0].key,
         variant=group[0].model.variant,
-        series=_joint(group),
+        series=series[0] if len(series) == 1 else mean_series(series),
         trades=_trades(group),
         attempt=max(entrant.period.run.run.number for entrant in group),
         is_eligible=all(entrant.off_board is None for entrant in group),

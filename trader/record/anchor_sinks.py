@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +21,8 @@ from trader.settings.forms import Secret
 
 ATTEMPT_S: Final = 10.0
 """How long a sink may take for one anchor."""
+
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
 class AnchorLine(msgspec.Struct, rename="camel"):
@@ -57,30 +60,45 @@ class AnchorSink(Protocol):
     async def close(self) -> None: ...
 
 
-class WebhookSink:
-    """Posts each anchor as JSON; any 2xx status confirms it."""
+class HttpClient:
+    """Makes single requests to one secret address, each with a timeout and without redirects."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def send(self, anchor: Anchor) -> None:
+    async def request(self, method: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Make a request; any 2xx status is an answer.
+
+        :raises SinkUnavailable: there was no such answer
+        """
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ATTEMPT_S))
-        headers = {"Content-Type": "application/json"}
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
-            async with self._session.post(
-                self._url, data=anchor_line(anchor), headers=headers, allow_redirects=False
+            async with self._session.request(
+                method, self._url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 status = response.status
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise SinkUnavailable(f"the webhook does not answer ({type(error).__name__})") from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
         if not 200 <= status < 300:
-            raise SinkUnavailable(f"the webhook answered with HTTP {status}")
+            is_temporary = status >= 500 or status in (408, 429)
+            raise SinkUnavailable(f"the answer was HTTP {status}", is_temporary=is_temporary)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+class WebhookSink(HttpClient):
+    """Posts each anchor as JSON; any 2xx status confirms it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, ATTEMPT_S)
+
+    async def send(self, anchor: Anchor) -> None:
+        await self.request("POST", anchor_line(anchor), JSON_HEADERS)
 
 
 class FileSink:

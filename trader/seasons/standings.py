@@ -56,7 +56,7 @@ def _account(run: RunStatistics, rows: SeasonRows, tables: Mapping[str, Table]) 
     fees = _decimal(fills["fee"][fills["account"] == model.id].tolist()) + paid["liquidation"]
     gross = _decimal(part.gross or 0 for part in parts)
     others = gross - fees + paid["liquidation"] + paid["funding"] + paid["insurance"]
-    return AccountReport.at_last_hour(
+    return AccountReport.of(
         model,
         run,
         unrealized=equity - capital - others,

@@ -112,10 +112,6 @@ def whole_number(low: int, high: int) -> Form[int]:
 SEED: Final = Form("a whole number from 0 to 2^128 - 1", "[0-9]{1,39}", int, lambda number: number < 2**128)
 
 
-def _as_utc(text: str) -> datetime:
-    return input_time(datetime.fromisoformat(text))
-
-
 def _listen_host(text: str) -> str:
     try:
         return str(ip_address(text))
@@ -213,10 +209,6 @@ def _notify_addresses(text: str) -> tuple[Secret, ...]:
     return tuple(map(Secret, dict.fromkeys(addresses)))
 
 
-def _is_web_secret(address: Secret) -> bool:
-    return bool(_split(address.reveal()).netloc)
-
-
 def _symbols(text: str) -> tuple[str, ...]:
     """Split markets, in any spelling that orders also accept."""
     symbols = [symbol.strip() for symbol in text.upper().split(",")]
@@ -251,7 +243,10 @@ USD_OR_OFF: Final = Form(
     lambda usd: usd is None or 0 < usd <= 1_000_000,
 )  # fmt: skip
 SPEED: Final = Form("a number from 0 to 1000000", DECIMAL, float, lambda number: 0 <= number <= 1_000_000)
-MOMENT: Final = Form("an ISO 8601 time from 1970 to 2200, such as 2025-01-31T12:00:00Z", ".+", _as_utc)
+MOMENT: Final = Form(
+    "an ISO 8601 time from 1970 to 2200, such as 2025-01-31T12:00:00Z", ".+",
+    lambda text: input_time(datetime.fromisoformat(text)),
+)  # fmt: skip
 SECRET: Final = Form(
     "printable ASCII without spaces, at most 1024 characters", r"[\x21-\x7e]{1,1024}", Secret, is_secret=True
 )
@@ -281,7 +276,10 @@ NOTIFY_ADDRESSES: Final = Form(
     "(json+, ntfy+, slack+ or telegram+https://…; Telegram's with ?chat_id=)",
     r"\S.*", _notify_addresses, is_secret=True,
 )  # fmt: skip
-WEB_SECRET: Final = Form("an address such as https://hc-ping.com/<id>", r"\S+", Secret, _is_web_secret, is_secret=True)
+WEB_SECRET: Final = Form(
+    "an address such as https://hc-ping.com/<id>", r"\S+", Secret,
+    lambda address: bool(_split(address.reveal()).netloc), is_secret=True,
+)  # fmt: skip
 MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
 FOLDER: Final = Form("a folder", r"[^\x00]+", lambda text: Path(text).expanduser())
 MARKETS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)

@@ -31,22 +31,14 @@ async def insert_halt(conn: Connection, halt: Halt) -> bool:
 
 
 SELECT_HALTS = """
-SELECT account_id, cause, reason, halted_by, halted_at FROM halts WHERE lifted_at IS NULL OR $1::boolean ORDER BY id
+SELECT account_id, cause, reason, halted_by AS by, halted_at AS at
+FROM halts WHERE lifted_at IS NULL OR $1::boolean ORDER BY id
 """
 
 
 async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
     """Return the halts in force, with `lifted` all that ever were, oldest first."""
-    return [
-        Halt(
-            account_id=row["account_id"],
-            cause=HaltCause(row["cause"]),
-            reason=row["reason"],
-            by=row["halted_by"],
-            at=row["halted_at"],
-        )
-        for row in await conn.fetch(SELECT_HALTS, lifted)
-    ]
+    return [msgspec.convert(dict(row), Halt) for row in await conn.fetch(SELECT_HALTS, lifted)]
 
 
 UPDATE_HALTS_LIFTED = f"""

@@ -106,21 +106,14 @@ async def select_current_runs(
 
     Invocations cover a season or the whole run; everything else covers the whole run.
     """
-    return {
-        row["model_id"]: CurrentRun(
-            model_id=row["model_id"],
-            run_id=row["run_id"],
-            initial_capital=row["initial_capital"],
-            started_at=row["started_at"],
-            totals=part_of_row(row, InvocationTotals),
-            entrant=part_of_row(row, EntrantRecord),
-            number=row["run_number"],
-        )
-        for row in await conn.fetch(SELECT_CURRENT_RUNS, at, season)
-    }
+    runs = {}
+    for row in await conn.fetch(SELECT_CURRENT_RUNS, at, season):
+        parts = {"totals": part_of_row(row, InvocationTotals), "entrant": part_of_row(row, EntrantRecord)}
+        runs[row["model_id"]] = msgspec.convert({**row, **parts, "number": row["run_number"]}, CurrentRun)
+    return runs
 
 
-class RunEntrant(NamedTuple):
+class RunEntrant(msgspec.Struct, frozen=True):
     """An entrant that decided in its model's current run; `ended_at` is the next one's start, None for the last.
 
     `equity` is the account's value at its start, from the preceding snapshot; None if that is no longer retained, or if
@@ -173,16 +166,11 @@ async def select_run_entrants(
     In a season they are those that decided `since` its start, with its cycles and costs. A model that was never invoked
     has one unknown entrant.
     """
-    return [
-        RunEntrant(
-            model_id=row["model_id"],
-            record=part_of_row(row, EntrantRecord),
-            ended_at=row["ended_at"],
-            equity=row["equity"],
-            totals=part_of_row(row, InvocationTotals),
-        )
-        for row in await conn.fetch(SELECT_RUN_ENTRANTS, at, season, since)
-    ]
+    entrants = []
+    for row in await conn.fetch(SELECT_RUN_ENTRANTS, at, season, since):
+        parts = {"totals": part_of_row(row, InvocationTotals), "record": part_of_row(row, EntrantRecord)}
+        entrants.append(msgspec.convert({**row, **parts}, RunEntrant))
+    return entrants
 
 
 class TradeTotals(NamedTuple):

@@ -41,8 +41,14 @@ class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How many of the trades were held for less than a minute."""
 
     @classmethod
-    def of(cls, model: Model, run: RunStatistics, at: datetime, equity: Decimal, **booked: Decimal) -> Self:
-        """Return a model's account with this equity; `booked` are the parts of its change."""
+    def of(
+        cls, model: Model, run: RunStatistics, valued: tuple[datetime, Decimal] | None = None, **booked: Decimal
+    ) -> Self:
+        """Return a model's account with its equity at a time (None: its last snapshot's).
+
+        `booked` are the parts of its change.
+        """
+        at, equity = valued or (run.hours[-1].last_at, run.hours[-1].last)
         return cls(
             model_id=model.id,
             name=model.name,
@@ -57,11 +63,6 @@ class AccountReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             within_minute=run.brief[-1],
             **booked,
         )
-
-    @classmethod
-    def at_last_hour(cls, model: Model, run: RunStatistics, **booked: Decimal) -> Self:
-        """Return a model's account as of its last snapshot."""
-        return cls.of(model, run, run.hours[-1].last_at, run.hours[-1].last, **booked)
 
     @property
     def explained(self) -> Decimal:
@@ -105,6 +106,6 @@ async def select_report_accounts(
     run_ids = [run.run.run_id for run in valued.values()]
     rows = await conn.fetch(SELECT_BOOKED, list(valued), run_ids, times, timeout=SEASON_TIMEOUT_S)
     return [
-        AccountReport.at_last_hour(models[account_id], valued[account_id], **booked)
+        AccountReport.of(models[account_id], valued[account_id], **booked)
         for account_id, booked in ((row["account_id"], dict(list(row.items())[1:])) for row in rows)
     ]
