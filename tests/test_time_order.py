@@ -53,10 +53,8 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "market/sources/replay.py": ("seconds of a recording", 2),
     "portfolio/analytics.py": ("runs of an entrant, by their dates", 1),
     "portfolio/baselines.py": ("ticks of one dating: a jump first dates them anew", 2),
-    "portfolio/evidence.py": ("hours of a record", 1),
     "portfolio/hour_bounds.py": ("whether a run began within the hour", 1),
-    "portfolio/leaderboard.py": ("hours of a record", 1),
-    "portfolio/run_statistics.py": ("hours of a record", 4),
+    "portfolio/run_statistics.py": ("hours of a record", 5),
     "portfolio/seasons.py": ("the published dates of a season", 5),
     "portfolio/snapshots.py": ("whether a snapshot is of the present hour; a date ahead takes one more", 2),
 }
