@@ -193,6 +193,14 @@ async def fail(writer: LedgerWriter, posting: object) -> None:
     raise Unavailable("the server is gone")
 
 
+async def be_in_doubt(venue: Venue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the database not confirm an order of the account."""
+    with monkeypatch.context() as patched:
+        patched.setattr(LedgerWriter, "write", fail)
+        with pytest.raises(Unavailable):
+            await venue.buy("0.01", leverage=D(5))
+
+
 async def test_an_account_in_doubt_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     source, clock = SlowSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
@@ -200,10 +208,7 @@ async def test_an_account_in_doubt_does_not_stop_others(database: Database, monk
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id="b")
-        with monkeypatch.context() as patched:
-            patched.setattr(LedgerWriter, "write", fail)
-            with pytest.raises(Unavailable):
-                await venue.buy("0.01", leverage=D(5))
+        await be_in_doubt(venue, monkeypatch)
         async with asyncio.timeout(10):
             async with database.transaction() as busy:
                 await busy.execute("SELECT FROM accounts WHERE id = 'a' FOR UPDATE")
@@ -272,14 +277,7 @@ async def test_an_account_in_doubt_catches_up_on_ticks_of_a_clock_that_was_set_b
     async with running(database, ScriptedSource(), clock) as venue:
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
-
-        async def fail(writer: LedgerWriter, posting: object) -> None:
-            raise Unavailable("the server is gone")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(LedgerWriter, "write", fail)
-            with pytest.raises(Unavailable):
-                await venue.buy("0.01", leverage=D(5))
+        await be_in_doubt(venue, monkeypatch)
         clock.set_by(-HOUR)
         await venue.see(STOPPED)
         await venue.see(QUIET)
@@ -324,10 +322,6 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
     async with running(database, source, clock) as venue:
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
-
-        async def fail(writer: LedgerWriter, posting: Posting) -> None:
-            raise Unavailable("the server is gone")
-
         with monkeypatch.context() as patch:
             patch.setattr(LedgerWriter, "write", fail)
             await venue.see(STOPPED)

@@ -14,7 +14,7 @@ from trader.core.clock import floor_time
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
-from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS
+from trader.portfolio.domain.histories import RESOLUTIONS
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql import snapshots as store
 
@@ -86,35 +86,6 @@ async def test_histories_equal_the_snapshots_at_any_time(database: Database, see
         seen.add(await shelf.compare(start, end, rng.choice((100, 300, 1000, 15_000)), **chosen))
         await shelf.live(rng.choice((1, 20, 300)) * MINUTE, MINUTE * rng.choice((1, 7)))
     assert seen == set(RESOLUTIONS)
-
-
-RAW_HOURS = """
-SELECT m.variant, date_trunc('hour', s.created_at, 'UTC') AS hour, round(avg(s.net_portfolio), 8) AS value
-FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
-WHERE s.created_at >= $1
-GROUP BY 1, 2
-ORDER BY hour
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Database, seed: int) -> None:
-    shelf = Shelf(database, seed)
-    await shelf.open()
-    await shelf.live(28 * DAY, timedelta(minutes=47))
-    rng = shelf.rng
-    for _ in range(25):
-        window = rng.choice(list(WINDOWS))
-        history = await shelf.portfolio.variant_history(window)
-        async with database.connection() as conn:
-            rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
-            wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
-            assert {variant: [tuple(point) for point in points] for variant, points in history.items()} == wanted
-            if rng.random() < 0.2:  # a model changes its variant, which moves its whole history
-                to = rng.choice(list(VariantId))
-                await conn.execute("UPDATE models SET variant = $1 WHERE id = 'b'", to.value)
-        await shelf.live(timedelta(minutes=rng.choice((1, 9, 61, 3000))), timedelta(minutes=rng.choice((1, 7, 31))))
 
 
 async def test_a_window_ends_with_the_current_minute(database: Database) -> None:

@@ -303,9 +303,3 @@ async def test_a_range_that_no_resolution_can_hold_shows_its_latest_part(databas
         assert [int(value) for _, value, _ in equity_values(history.chunks)] == list(range(50, 150))
     earliest = datetime.min.replace(tzinfo=START.tzinfo)
     assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100)).chunks == []
-
-
-def test_the_aggregate_is_not_weighted() -> None:
-    hour = START
-    histories = [[Point(hour, Decimal(1)), Point(hour + HOUR, Decimal(5))], [Point(hour, Decimal(2))], []]
-    assert average_by_hour(histories) == [Point(hour, Decimal("1.5")), Point(hour + HOUR, Decimal(5))]

@@ -45,10 +45,6 @@ async def _webhook(*statuses: int) -> AsyncIterator[tuple[str, list[dict[str, ob
         yield str(server.make_url("/anchors")) + "?key=secret", got
 
 
-def _leader() -> bool:
-    return True
-
-
 async def _sent(floor: Floor) -> list[tuple[int, bool]]:
     async with floor.database.connection() as conn:
         rows = await conn.fetch("SELECT position, sent_at IS NOT NULL AS sent FROM anchors ORDER BY position")
@@ -60,7 +56,7 @@ async def _count(floor: Floor) -> int:
 
 
 async def test_the_head_is_anchored_once_an_hour_and_only_if_it_moved(floor: Floor) -> None:
-    anchors = Anchors(floor.database, None, _leader)
+    anchors = Anchors(floor.database, None, lambda: True)
     await anchors.update()
     assert await _sent(floor) == [], "there is no chain yet"
     await floor.add("ada")
@@ -83,7 +79,7 @@ async def test_a_webhook_gets_every_head_in_order_despite_failures(
     async with _webhook(500, 302) as (url, got):
         sink = make_sink(Secret(url))
         assert sink is not None
-        anchors = Anchors(floor.database, sink, _leader, interval_s=0)
+        anchors = Anchors(floor.database, sink, lambda: True, interval_s=0)
         for _ in range(3):
             await floor.cycle()
             await anchors.update()
@@ -103,7 +99,7 @@ async def test_a_hanging_sink_delays_no_anchor_and_no_model(floor: Floor, monkey
         sink = make_sink(Secret(url))
         assert sink is not None
         await floor.cycle()
-        running = asyncio.create_task(Anchors(floor.database, sink, _leader, interval_s=0, poll_s=0.01).run())
+        running = asyncio.create_task(Anchors(floor.database, sink, lambda: True, interval_s=0, poll_s=0.01).run())
         for count in range(1, 4):
             await becomes(partial(_count, floor), count)
             if count < 3:
@@ -143,7 +139,7 @@ async def test_an_unwritable_file_is_retried(floor: Floor, tmp_path: Path, kind:
     await floor.add("ada")
     await floor.cycle()
     began_s = time.monotonic()
-    await Anchors(floor.database, sink, _leader).update()
+    await Anchors(floor.database, sink, lambda: True).update()
     assert time.monotonic() - began_s < anchor_sinks.ATTEMPT_S
     assert await _sent(floor) == [(FIRST, False)]
 
@@ -155,7 +151,7 @@ async def test_verify_compares_a_file_of_anchors(
     file = tmp_path / "anchors.jsonl"
     sink = make_sink(Secret(f"file://{file}"))
     assert sink is not None
-    anchors = Anchors(floor.database, sink, _leader, interval_s=0)
+    anchors = Anchors(floor.database, sink, lambda: True, interval_s=0)
     await floor.add("ada")
     for _ in range(3):
         await floor.cycle()
@@ -180,10 +176,5 @@ async def test_verify_compares_a_file_of_anchors(
     assert f"  cut off at position {FIRST + 2}: " in printed
     assert "inserted: invocation" in printed
     file.write_text('{"position": 1}\n')
-    assert await asyncio.to_thread(_main, ["verify", "--anchors", str(file)]) == 2
+    assert await asyncio.to_thread(main, ["verify", "--anchors", str(file)]) == 2
     assert f"{file}, line 1: expected an anchor" in capsys.readouterr().err
-
-
-def _main(arguments: list[str]) -> int:
-
-    return main(arguments)

@@ -250,8 +250,8 @@ async def test_a_truncated_chain_is_found(chain: Database) -> None:
 async def test_an_order_that_no_call_placed_is_found(chain: Database) -> None:
     async with chain.connection() as conn:
         await conn.execute(
-            "UPDATE order_requests SET client_order_id = $1 || ':1' WHERE account_id = 'ada'",
-            str(await _last_of_ada(conn)),
+            "UPDATE order_requests SET client_order_id = (SELECT max(id::text) FROM invocations WHERE model_id = 'ada' "
+            "AND id <> split_part(client_order_id, ':', 1)::uuid) || ':1' WHERE account_id = 'ada'"
         )
     assert {kind for kind, _ in await _found(chain)} == {"removed", "inserted"}
 
@@ -268,11 +268,3 @@ async def test_orders_with_and_without_an_id_of_a_strategy_are_those_of_its_call
     async with database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 2
     assert await _found(database) == []
-
-
-async def _last_of_ada(conn: Connection) -> UUID:
-    invocation_id: UUID = await conn.fetchval(
-        "SELECT c.invocation_id FROM chain_links c JOIN invocations i ON i.id = c.invocation_id "
-        "WHERE i.model_id = 'ada' ORDER BY c.position DESC LIMIT 1"
-    )
-    return invocation_id

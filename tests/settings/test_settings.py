@@ -466,30 +466,11 @@ def test_every_unknown_name_is_a_mistake_in_the_file_but_not_in_the_environment(
     tmp_path: Path,
 ) -> None:
     others = [
-        "PATH",
-        "HOME",
-        "HOSTNAME",
-        "HOSTTYPE",
-        "LANG",
-        "LOGNAME",
-        "SHELL",
-        "TERM",
-        "USER",
-        "PWD",
-        "NOTIFY_SOCKET",
-        "LISTEN_FDS",
-        "INVOCATION_ID",
-        "PGPORT",
-        "PGHOST",
-        "KUBERNETES_SERVICE_HOST",
-        "KUBERNETES_PORT",
-        "HTTPS_PROXY",
-        "PYTHONPATH",
-        "XDG_RUNTIME_DIR",
-        "SSH_CONNECTION",
-        "POSTGRES_PASSWORD",
-    ]
-    others += ["HTTP_PROXY", "OPENAI_ORG_ID", "SIMULATION"]
+        "PATH", "HOME", "HOSTNAME", "HOSTTYPE", "LANG", "LOGNAME", "SHELL", "TERM", "USER", "PWD", "NOTIFY_SOCKET",
+        "LISTEN_FDS", "INVOCATION_ID", "PGPORT", "PGHOST", "KUBERNETES_SERVICE_HOST", "KUBERNETES_PORT",
+        "HTTPS_PROXY", "PYTHONPATH", "XDG_RUNTIME_DIR", "SSH_CONNECTION", "POSTGRES_PASSWORD", "HTTP_PROXY",
+        "OPENAI_ORG_ID", "SIMULATION",
+    ]  # fmt: skip
     load({**KEY, **dict.fromkeys(others, "x")})
     assert find_misspelled(dict.fromkeys(others, "x"), None) == ()
     dotenv = tmp_path / ".env"

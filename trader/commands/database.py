@@ -37,8 +37,8 @@ class TargetDatabase(NamedTuple):
     is_embedded: bool
     is_served: bool
     is_alone: bool
-    is_replica: bool = False
-    is_read_only: bool = False
+    is_replica: bool
+    is_read_only: bool
 
     @property
     def service(self) -> str:
@@ -154,35 +154,21 @@ async def find_database(
     :raises SettingsError: DATABASE_URL is not a database address
     """
     async with AsyncExitStack() as stack:
-        url = options.database_url or read_database_url(os.environ, options.env_file)
-        if url:
-            if create is not None:
-                await _create_tables(url)
-            database = await stack.enter_async_context(open_database(url, of_any_version=of_any_version))
-            is_replica = await database.is_replica()
-            where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
-            is_served = await _has_leader(database)
-            is_read_only = not is_replica and await database.is_read_only()
-            yield TargetDatabase(
-                database,
-                url,
-                where,
-                is_embedded=False,
-                is_served=is_served,
-                is_alone=False,
-                is_replica=is_replica,
-                is_read_only=is_read_only,
-            )
-            return
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=create is not None))
-        name = await _choose(server, options, create)
+        dsn, is_alone = options.database_url or read_database_url(os.environ, options.env_file), False
+        is_embedded, where = not dsn, place(dsn or "")
+        if is_embedded:
+            server = EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=create is not None)
+            running = await stack.enter_async_context(server)
+            name = await _choose(running, options, create)
+            dsn, is_alone, where = running.dsn(name), running.is_own, f"embedded in ./{EMBEDDED_FOLDER} ({name})"
         if create is not None:
-            await _create_tables(server.dsn(name))
-        opening = open_database(server.dsn(name), of_any_version=of_any_version)
-        database = await stack.enter_async_context(opening)
-        where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
-        is_served = not server.is_own and await _has_leader(database)
-        yield TargetDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
+            await _create_tables(dsn)
+        database = await stack.enter_async_context(open_database(dsn, of_any_version=of_any_version))
+        is_replica = await database.is_replica()
+        is_served = not is_alone and await _has_leader(database)
+        is_read_only = not is_replica and await database.is_read_only()
+        where = f"{where} (a replica, read-only)" if is_replica else where
+        yield TargetDatabase(database, dsn, where, is_embedded, is_served, is_alone, is_replica, is_read_only)
 
 
 async def _choose(server: EmbeddedPostgres, options: argparse.Namespace, create: CreateDatabase | None) -> str:
