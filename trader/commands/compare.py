@@ -15,6 +15,7 @@ from trader.commands.command import Result, command, table
 from trader.core.errors import SettingsError
 from trader.core.files import decode_json, read_regular
 from trader.core.intervals import percent, student_quantile
+from trader.core.statistics import grouped
 from trader.portfolio import tables as results
 from trader.portfolio.domain.evidence import compare, judge_family
 from trader.portfolio.domain.returns import ReturnSeries, mean_series
@@ -45,9 +46,7 @@ def compare_runs(options: argparse.Namespace) -> Result:
     rows together.
     """
     runs = [_read(folder) for folder in options.runs]
-    groups: dict[str, list[_Run]] = {}
-    for run in runs:
-        groups.setdefault(run.key, []).append(run)
+    groups = grouped(runs, lambda run: run.key)
     if len(groups) < 2:
         raise SettingsError(["compare needs backtests that differ in more than the seed"])
     reference, *others = groups.values()

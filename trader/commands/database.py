@@ -154,8 +154,8 @@ async def find_database(
     :raises SettingsError: DATABASE_URL is not a database address
     """
     async with AsyncExitStack() as stack:
-        dsn, is_alone = options.database_url or read_database_url(os.environ, options.env_file), False
-        is_embedded, where = not dsn, place(dsn or "")
+        dsn: str = options.database_url or read_database_url(os.environ, options.env_file) or ""
+        is_embedded, is_alone, where = not dsn, False, place(dsn)
         if is_embedded:
             server = EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=create is not None)
             running = await stack.enter_async_context(server)

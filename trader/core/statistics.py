@@ -8,13 +8,13 @@ they closed; a win has a net pnl above zero, and everything else is a loss.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from trader.core.intervals import TRADES_MIN, ConfidenceInterval, influence_error
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 Floats = NDArray[np.float64]
 
 DAYS_PER_YEAR = 365
@@ -37,6 +39,14 @@ _NO_SPREAD = 1e-12
 _DAY = timedelta(days=1)
 _HOURS = 24
 """The maximum number of values in a day."""
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by key, the keys and the items of each in the order of the items."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 class EquityPoint(msgspec.Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import Clock, floor_time, iso
+from trader.core.statistics import grouped
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
@@ -242,7 +243,7 @@ class Evidence:
         board, contenders = NO_SEASON if rules is None else rules.board, field.count_all()
 
         def compare() -> PairEvidence:
-            groups = _groups(periods)
+            groups = grouped(periods, lambda each: each.period.contender)
             units = {key: _entrant(group) for key, group in groups.items()}
             ids = [[each.model.id for each in groups[one.period.contender]] for one in (first, other)]
             pair, since = (units[first.period.contender], units[other.period.contender]), field.since(window)
@@ -397,7 +398,7 @@ def _judge(
 
     Replicates share the row of the first one; for a single model among them, its own row has the figures of all.
     """
-    groups = _groups(periods)
+    groups = grouped(periods, lambda each: each.period.contender)
     units = {group[0].key: _entrant(group) for group in groups.values()}
     board = judge_board(list(units.values()), baselines, since, contenders, rules)
     shown = [
@@ -416,14 +417,6 @@ def _judge(
     rule = rules.primary
     primary = None if rule is None else _primary(rule, list(groups.values()), baselines, rules.hours)
     return board.best, found, primary
-
-
-def _groups(periods: Sequence[_Judged]) -> dict[str, list[_Judged]]:
-    """Return the entrants by contender: replicates together."""
-    groups: dict[str, list[_Judged]] = {}
-    for entrant in periods:
-        groups.setdefault(entrant.period.contender, []).append(entrant)
-    return groups
 
 
 def _not_compared(until: datetime, reason: str) -> PairEvidence:

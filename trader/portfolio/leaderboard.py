@@ -14,6 +14,7 @@ from trader.agents.domain.models import Model
 from trader.core import statistics
 from trader.core.clock import floor_time
 from trader.core.money import ZERO, divide
+from trader.core.statistics import grouped
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
 from trader.portfolio.domain.evidence import (
@@ -172,7 +173,8 @@ def make_board(
     A hundred models take about 30 ms; the function may run in a thread.
     """
     start = window_start(window, hour := floor_time(now, _HOUR))
-    entries = [_merged(group) for group in _groups(single)] if is_merged else single
+    groups = grouped(single, lambda each: contender(each.model.id, each.record))
+    entries = [_merged(group) for group in groups.values()] if is_merged else single
     statements = state_returns(
         (each.series and each.series.within(start, hour), each.trades_stated) for each in entries
     )
@@ -217,14 +219,6 @@ def _entry(
 
 
 # Replicates
-
-
-def _groups(entries: Sequence[LeaderboardEntry]) -> list[list[LeaderboardEntry]]:
-    """Return the entries grouped into rows: replicates with the same fingerprint, or single entries."""
-    groups: dict[str, list[LeaderboardEntry]] = {}
-    for entry in entries:
-        groups.setdefault(contender(entry.model.id, entry.record), []).append(entry)
-    return list(groups.values())
 
 
 def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:

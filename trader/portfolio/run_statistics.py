@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import accumulate
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -23,7 +23,7 @@ import numpy as np
 from trader.agents.domain.entrants import EntrantRecord
 from trader.core import statistics
 from trader.core.clock import ceil_time, floor_time
-from trader.core.statistics import EquityPoint
+from trader.core.statistics import EquityPoint, grouped
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import RunTrade
@@ -400,15 +400,12 @@ class CurrentRuns:
                 self._worths |= {run.run_id: worths.get(run.model_id) for run in new}
             runs = self._runs = {key: self._known_or_new(run) for key, run in current.items()}
             self.baselines = {run.model_id: self._known_or_new(run) for run in baselines}
-            entrants: dict[str, list[RunEntrant]] = {}
-            for entrant in await analytics_store.select_run_entrants(conn, scope.at, season, scope.start):
-                entrants.setdefault(entrant.model_id, []).append(entrant)
-            positions: dict[str, list[tuple[Decimal, datetime]]] = {}
-            for account_id, notional, opened_at in await trades_store.select_open_positions(conn):
-                positions.setdefault(account_id, []).append((notional, opened_at))
+            found = await analytics_store.select_run_entrants(conn, scope.at, season, scope.start)
+            entrants = grouped(found, lambda entrant: entrant.model_id)
+            positions = grouped(await trades_store.select_open_positions(conn), itemgetter(0))
             for model_id, run in runs.items():
                 run.set_entrants(entrants.get(model_id, ()))
-                run.open = positions.get(model_id, ())
+                run.open = [position[1:] for position in positions.get(model_id, ())]
             for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)
             self._changes = changes  # only now, so that a failed read is repeated
@@ -454,18 +451,13 @@ def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]
 
 async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
     by_model = {run.run.model_id: run for run in runs}
-    hours: dict[str, list[HourlyValue]] = {}
-    since: list[tuple[str, UUID, datetime]]
     since = [(model_id, run.run.run_id, run.hours_since) for model_id, run in by_model.items()]
-    for value in await portfolio_store.select_run_hours(conn, since):
-        hours.setdefault(value.account_id, []).append(value)
-    trades: dict[str, list[RunTrade]] = {}
+    hours = grouped(await portfolio_store.select_run_hours(conn, since), lambda value: value.account_id)
     since = [(model_id, run.run.run_id, run.trades_since) for model_id, run in by_model.items()]
-    for account_id, trade in await trades_store.select_run_trades(conn, since):
-        trades.setdefault(account_id, []).append(trade)
+    trades = grouped(await trades_store.select_run_trades(conn, since), itemgetter(0))
     for model_id, run in by_model.items():
         run.set_hours(hours.get(model_id, ()))
-        run.add_trades(trades.get(model_id, ()))
+        run.add_trades([trade for _, trade in trades.get(model_id, ())])
         if len(hours.get(model_id, ())) > 1:  # from its beginning
             await asyncio.sleep(0)
 

@@ -4,13 +4,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
 from typing import NamedTuple
 
 from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.models import Model
 from trader.core.clock import Clock, iso
 from trader.core.errors import InvalidInput, Issue, SeasonOver, SettingsError, StartError
+from trader.core.statistics import grouped
 from trader.database.pool import Connection, Database
 from trader.exchange.sql.accounts import select_identity, select_processed_until, select_seed
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
@@ -235,14 +235,9 @@ async def read_accounts(
     conn: Connection, since: datetime | None = None, until: datetime | None = None
 ) -> dict[str, AccountPast]:
     """Return the past of every model's account in the hours from `since` to `until` (None: all)."""
-    entrants: dict[str, list[PastEntrant]] = {}
-    for entrant in await select_past_entrants(conn, since, until):
-        entrants.setdefault(entrant.model_id, []).append(entrant)
-    runs = await select_account_runs(conn, since, until)
-    return {
-        account_id: AccountPast.of(list(rows), entrants.get(account_id, ()))
-        for account_id, rows in groupby(runs, key=lambda run: run.account_id)
-    }
+    entrants = grouped(await select_past_entrants(conn, since, until), lambda entrant: entrant.model_id)
+    runs = grouped(await select_account_runs(conn, since, until), lambda run: run.account_id)
+    return {account_id: AccountPast.of(rows, entrants.get(account_id, ())) for account_id, rows in runs.items()}
 
 
 class SeasonStanding(NamedTuple):

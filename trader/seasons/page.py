@@ -1,8 +1,9 @@
 """Report of a season, or of a backtest, as an HTML file."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from trader.agents.variants import VARIANTS, color_of
 from trader.api.dashboard.reports import report_page
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.clock import iso
-from trader.core.statistics import minutes
+from trader.core.statistics import grouped, minutes
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.evidence import Statement, Verdict
@@ -105,9 +106,7 @@ def page(season: SeasonReport) -> str:
 
 
 def _of_accounts(season: SeasonReport) -> dict[str, Any]:
-    accounts, trades_of = season.accounts, defaultdict[str, list[RunTrade]](list)
-    for variant, trade in season.trades:
-        trades_of[variant].append(trade)
+    accounts, trades_of = season.accounts, grouped(season.trades, itemgetter(0))
     hours = sorted({value.hour for standing in season.standings for value in standing.run.hours})
     start = min(account.started_at for account in accounts) if season.season is None else season.season.rules.start
     return {
@@ -140,7 +139,11 @@ def _of_accounts(season: SeasonReport) -> dict[str, Any]:
             for model in season.unvalued
         ],
         "references": [{"name": name, "values": _values(curve, hours)} for name, curve in season.references.items()],
-        "trades": [{"variant": variant} | _trades(trades_of[variant]) for variant in VARIANTS if trades_of[variant]],
+        "trades": [
+            {"variant": each} | _trades([trade for _, trade in trades_of[each]])
+            for each in VARIANTS
+            if each in trades_of
+        ],
         "unexplained": [account.model_id for account in season.unexplained],
         **({} if season.evidence is None else _evidence(season, season.evidence)),
     }

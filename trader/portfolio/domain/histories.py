@@ -1,10 +1,10 @@
 """Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import msgspec
 
 from trader.core.clock import ceil_time, floor_time
 from trader.core.money import ZERO, divide
-from trader.core.statistics import EquityPoint
+from trader.core.statistics import EquityPoint, grouped
 from trader.exchange.domain.account import Account
 
 Window = Literal["24h", "7d", "30d"]
@@ -70,13 +70,10 @@ def minute_end(moment: datetime) -> datetime:
 
 def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
     """Return, for each hour, the plain average of the histories with a value, rounded to 8 decimals, ascending."""
-    by_hour: defaultdict[datetime, list[Decimal]] = defaultdict(list)
-    for history in histories:
-        for point in history:
-            by_hour[point.hour].append(point.value)
+    by_hour = grouped(chain.from_iterable(histories), lambda point: point.hour)
     return [
-        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8))
-        for hour, values in sorted(by_hour.items())
+        Point(hour, round(divide(sum((point.value for point in points), ZERO), Decimal(len(points))), 8))
+        for hour, points in sorted(by_hour.items())
     ]
 
 

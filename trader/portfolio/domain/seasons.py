@@ -24,6 +24,7 @@ from trader.core.canonical_json import canonical_json
 from trader.core.clock import input_time, iso
 from trader.core.errors import Issue
 from trader.core.money import counted, format_decimal, from_number
+from trader.core.statistics import grouped
 from trader.portfolio.domain.board import AGE_MIN, BoardRules, PrimaryComparison, Reference
 
 SeasonStep = Literal["opened", "amended", "closed"]
@@ -378,9 +379,7 @@ def entrant_issues(rules: SeasonRules, models: Collection[Model], capitals: Mapp
 
     `capitals` are the capitals of the models' accounts in their current runs.
     """
-    groups: dict[str, list[Model]] = {}
-    for model in models:
-        groups.setdefault(model.configuration.replicate_of or model.id, []).append(model)
+    groups = grouped(models, lambda model: model.configuration.replicate_of or model.id)
     by_id = {model.id: [model] for model in models}
     known = ", ".join(sorted(groups)[:20]) or "none"
     named = list(enumerate(rules.entrants)) if rules.entrants else [(None, name) for name in groups]
