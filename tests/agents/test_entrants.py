@@ -12,7 +12,7 @@ from trader.agents.domain.models import ModelConfiguration
 from trader.core.errors import ProviderError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
-from trader.portfolio.sql.analytics import select_current_runs
+from trader.portfolio.sql.analytics import select_run_entrants
 
 SELECT_ENTRANTS = """
 SELECT model_id, number, fingerprint, configuration, answered_by, began_at
@@ -127,7 +127,7 @@ async def test_cycles_count_as_decided_or_missed_across_restarts(database: Datab
             floor.provider.scripts["ada"] = [ProviderError("no answer")]
             await floor.cycle()
     async with database.connection() as conn:
-        record = (await select_current_runs(conn))["ada"].entrant
+        record = (await select_run_entrants(conn))[-1].record
     assert (record.number, record.cycles_decided, record.cycles_due) == (1, 4, 8)
 
 
@@ -143,7 +143,7 @@ async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor
         await floor.start_batch()
         await floor.idle()
     async with floor.database.connection() as conn:
-        record = (await select_current_runs(conn))["ada"].entrant
+        record = (await select_run_entrants(conn))[-1].record
     assert (record.cycles_decided, record.cycles_due) == (1, 3)
 
 
@@ -169,6 +169,6 @@ async def test_a_queued_model_dropped_by_a_shared_budget_has_missed_its_cycle(da
             await floor.idle()
         assert [turn.model.id for turn in floor.provider.turns] == ["ada"]
         async with database.connection() as conn:
-            runs = await select_current_runs(conn)
-    cycles = {name: (run.entrant.cycles_decided, run.entrant.cycles_due) for name, run in runs.items()}
+            entrants = await select_run_entrants(conn)
+    cycles = {each.model_id: (each.record.cycles_decided, each.record.cycles_due) for each in entrants}
     assert cycles == {"ada": (1, 2), "bob": (0, 2)}

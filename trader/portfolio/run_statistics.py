@@ -398,13 +398,16 @@ class CurrentRuns:
                 new = [run for run in (*current.values(), *baselines) if run.run_id not in self._worths]
                 worths = await analytics_store.select_worths(conn, new, scope.start) if new else {}
                 self._worths |= {run.run_id: worths.get(run.model_id) for run in new}
-            runs = self._runs = {key: self._known_or_new(run) for key, run in current.items()}
-            self.baselines = {run.model_id: self._known_or_new(run) for run in baselines}
             found = await analytics_store.select_run_entrants(conn, scope.at, season, scope.start)
             entrants = grouped(found, lambda entrant: entrant.model_id)
+            runs = self._runs = {
+                key: self._known_or_new(msgspec.structs.replace(run, entrant=entrants[key][-1].record))
+                for key, run in current.items()
+            }
+            self.baselines = {run.model_id: self._known_or_new(run) for run in baselines}
             positions = grouped(await trades_store.select_open_positions(conn), itemgetter(0))
             for model_id, run in runs.items():
-                run.set_entrants(entrants.get(model_id, ()))
+                run.set_entrants(entrants[model_id])
                 run.open = [position[1:] for position in positions.get(model_id, ())]
             for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)

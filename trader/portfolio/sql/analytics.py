@@ -70,13 +70,7 @@ TOTALS = ", ".join(
 
 # Without a moment ($1) everything is current. Invocation counts cover the whole run, or the season ($2).
 SELECT_CURRENT_RUNS = f"""
-SELECT m.id AS model_id, r.id AS run_id, r.number AS run_number, r.initial_capital, r.started_at,
-       c.finished, c.failed, c.tool_failed, c.input_tokens, c.output_tokens, c.cost_usd, c.unmetered_attempts,
-       c.unpriced_steps, coalesce(e.number, 0) AS number, e.fingerprint, e.began_at,
-       coalesce(o.finished - o.failed, 0) AS cycles_decided, coalesce(o.finished + o.missed, 0) AS cycles_due,
-       (SELECT min(f.created_at) FROM {FILLS_BY_HAND}
-        AND f.created_at < coalesce($1::timestamptz, 'infinity')) AS manual_since,
-       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END AS declared
+SELECT m.id AS model_id, r.id AS run_id, r.number, r.initial_capital, r.started_at, c.*
 FROM models m
 JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
     AND r.started_at < coalesce($1::timestamptz, 'infinity')
@@ -84,17 +78,6 @@ CROSS JOIN LATERAL (
     SELECT {TOTALS}
     FROM invocation_counts WHERE model_id = m.id AND run_number = r.number AND season = coalesce($2, season)
 ) c
-LEFT JOIN LATERAL (
-    SELECT number, fingerprint, began_at, configuration
-    FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
-    ORDER BY number DESC LIMIT 1
-) e ON true
-CROSS JOIN LATERAL (
-    SELECT sum(finished)::bigint AS finished, sum(failed)::bigint AS failed, sum(missed)::bigint AS missed
-    FROM invocation_counts
-    WHERE model_id = m.id AND run_number = r.number AND entrant = coalesce(e.number, 0)
-      AND season = coalesce($2, season)
-) o
 ORDER BY m.id
 """  # noqa: S608 - a constant of this package
 
@@ -102,15 +85,14 @@ ORDER BY m.id
 async def select_current_runs(
     conn: Connection, at: datetime | None = None, season: int | None = None
 ) -> dict[str, CurrentRun]:
-    """Return the run of every model whose account was open at a moment (None: now).
+    """Return the run of every model whose account was open at a moment (None: now), without its entrant.
 
     Invocations cover a season or the whole run; everything else covers the whole run.
     """
-    runs = {}
-    for row in await conn.fetch(SELECT_CURRENT_RUNS, at, season):
-        parts = {"totals": part_of_row(row, InvocationTotals), "entrant": part_of_row(row, EntrantRecord)}
-        runs[row["model_id"]] = msgspec.convert({**row, **parts, "number": row["run_number"]}, CurrentRun)
-    return runs
+    return {
+        row["model_id"]: msgspec.convert({**row, "totals": part_of_row(row, InvocationTotals)}, CurrentRun)
+        for row in await conn.fetch(SELECT_CURRENT_RUNS, at, season)
+    }
 
 
 class RunEntrant(msgspec.Struct, frozen=True):
