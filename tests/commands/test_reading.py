@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.calls import Call
 from support.records import HOUR, START, add_invocation, add_model, add_trade
+from support.seasons import add_season
 from support.served import make_health_app, served
 from support.service_parts import NAMES, ServiceParts
 from support.sinks import sinks
@@ -111,6 +112,14 @@ async def test_accounts_match_the_board(rows: None, call: Call) -> None:
     ] == ["ada"]
     assert "10,029.00" in (await call("accounts", "show", "bob")).out
     assert (await call("show", "positions", "--json")).value["positions"] == []
+
+
+async def test_the_board_of_a_season_that_is_over_shows_its_end(rows: None, call: Call, database: Database) -> None:
+    async with database.connection() as conn:
+        await add_season(conn, start=START, end=START + 1.5 * HOUR)
+    board = (await call("show", "board", "--json")).value
+    assert board["asOf"] == "2026-03-04T01:30:00Z"
+    assert {entry["modelId"]: entry["tradesCount"] for entry in board["entries"]} == {"ada": 1, "bob": 0}
 
 
 async def test_status_fails_until_a_service_leads_and_says_why(

@@ -104,27 +104,29 @@ def _variant_or_all(text: str) -> str:
 @database_command("show board", example="trader show board --window 24h", arguments=_board_arguments)
 async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Rank the models by their results within a window, at the last recorded prices."""
-    runs = await CurrentRuns(target.database).refresh()
     async with target.database.reading() as conn:
         models = await select_models(conn)
         accounts = await select_accounts(conn)
         marks = await select_last_marks(conn)
         now = await select_lived_until(conn)
         standing = await read_standing(conn, datetime.min.replace(tzinfo=UTC) if now is None else minute_end(now))
-    variant = chosen_variant(options.variant)
-    entrants = [
-        RankedEntrant(model, runs[model.id], value.net_portfolio, standing.absence_of(runs[model.id]))
-        for model in models
-        if variant in (None, model.variant) and standing.has(model) and model.id in runs and now is not None
-        if (value := value_account(accounts[model.id], marks, now)) is not None
-    ]
-    window, at = options.window, None if now is None else minute_end(now)
+    runs = await CurrentRuns(target.database, standing.scope).refresh()
+    present = [(model, runs[model.id]) for model in models if standing.has(model) and model.id in runs]
+    variant, window, ended_at = chosen_variant(options.variant), options.window, standing.ended_at
     entries = []
-    if at is not None:
-        contenders = count_contenders(runs[model.id] for model in models if standing.has(model) and model.id in runs)
+    if now is not None:
+        at = ended_at or minute_end(now)
+        entrants = [
+            RankedEntrant(
+                model, run, run.worth_at(ended_at) if ended_at else value.net_portfolio, standing.absence_of(run)
+            )
+            for model, run in present
+            if variant in (None, model.variant) and (value := value_account(accounts[model.id], marks, now)) is not None
+        ]
         async with target.database.reading() as conn:
             entrants = await in_window(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
+        contenders = count_contenders(run for _, run in present)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
     columns = {
         "rank": "rank", "model": "modelId", "variant": "variant", "return %": "pnlPercent", "95 % from": "ci95.low",
@@ -135,6 +137,7 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         LeaderboardRow.from_attributes(entry, details=LeaderboardDetails.of(entry, options.sort_by))
         for entry in entries
     ]
-    result = {"window": options.window, "asOf": now, "entries": listed}
-    lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
+    as_of = ended_at or now
+    result = {"window": window, "asOf": as_of, "entries": listed}
+    lines = [f"{window} up to {moment(as_of)}", *([] if standing.season is None else [standing.season.summary])]
     return Result(result, [*lines, *listing(listed, columns, text_columns=3)])
