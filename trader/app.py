@@ -14,6 +14,7 @@ from aiohttp import web
 
 from trader.api import connections, edge, health, metrics, openapi, record, rpc, streams
 from trader.api.context import (
+    ACCESS,
     ACCOUNTS,
     ALARMS,
     CONTEXT,
@@ -37,8 +38,10 @@ from trader.database.embedded.server import EmbeddedPostgres
 from trader.operations.access import Access
 from trader.operations.alarms import HEARTBEAT_EVERY_S, Alarms, ClockWatch, send_heartbeats
 from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.local_service import ServiceAddress, announced
 from trader.operations.notifications import Heartbeat, make_sinks, sender_of
 from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
+from trader.settings.checks import local_address
 from trader.settings.settings import Settings
 
 log = logging.getLogger("trader")
@@ -92,6 +95,8 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         freeze_startup_objects()
         app = build_app(settings, service)
         port = await stack.enter_async_context(connections.serving(app, settings, sockets))
+        address = ServiceAddress(local_address(settings.host, port), app[ACCESS].local_token, is_of_folder=True)
+        stack.enter_context(announced(port, address))
         mode = f"{settings.trading_mode}, market {external.source.name}"
         log.info("listening on http://%s:%d (%s)", settings.host, port, mode)
         supervisor.notify(READY)

@@ -1,5 +1,6 @@
 """Operator commands, called in this process, against the running service, and across a kill."""
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,29 @@ async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_surviv
             wrong = {"reason": "mine", "place": "127.0.0.1:1/other"}
             assert (await service.try_call("operations.halt", **wrong))[0] == 412
             assert (await service.try_call("operations.halt", reason="typo", accountId="nobody"))[0] == 404
+    finally:
+        await other.close()
+
+
+async def test_a_shell_that_knows_only_the_folder_halts_under_locked_tables(tmp_path: Path, dsn: str) -> None:
+    other = await asyncpg.connect(dsn)
+    try:
+        async with serving(tmp_path, DATABASE_URL=dsn, API_TOKEN="a-token-of-sixteen", **QUICKLY) as service:
+            (file,) = (tmp_path / ".trader").glob("service-*.json")
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            async with other.transaction():
+                await other.execute("LOCK TABLE halts, commands")
+                code, value = await run_command(tmp_path, "halt")
+            assert (code, value["keptIn"]) == (0, "file"), value
+            code, value = await run_command(tmp_path, "halt", "--account", "nobody")
+            assert code == 1
+            assert "halted for all accounts" in (await buy(service, key="a-token-of-sixteen"))["reason"]
+            await service.kill()
+            code, value = await run_command(tmp_path, "status")
+            assert code == 1, "what a killed service left behind leads nowhere"
+        async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+            assert await service.stop() == 0
+        assert list((tmp_path / ".trader").glob("service-*.json")) == [file], "only the killed one left its own"
     finally:
         await other.close()
 

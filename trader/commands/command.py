@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from trader.core.errors import ArgumentsError, SettingsError
 from trader.core.logs import printable
 from trader.core.wire import encode, to_wire
+from trader.operations.local_service import ServiceAddress, announced_services
 from trader.operations.supervisor import end_signals
 from trader.settings.checks import local_address
 from trader.settings.forms import Form, whole_number
@@ -246,16 +247,18 @@ def overview() -> str:
     return as_called("\n".join([*lines, "", hint]))
 
 
-def service_addresses(options: argparse.Namespace) -> list[str]:
-    """Return the addresses at which the service may respond.
+def service_addresses(options: argparse.Namespace) -> list[ServiceAddress]:
+    """Return the addresses at which the service may respond: those of the settings, then those of this folder.
 
     :raises SettingsError: there is no address, or a setting is wrong
     """
-    host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
+    host, port, server_url, token = read_some(os.environ, options.env_file, "host", "port", "server_url", "api_token")
+    secret = None if token is None else token.reveal()
     urls = [url for url in (local_address(host, port) if port else None, server_url) if url]
-    if not urls:
+    found = {url: ServiceAddress(url, secret) for url in urls} | {each.url: each for each in announced_services()}
+    if not found:
         raise SettingsError(["PORT=0 is any free port, and SERVER_URL is not set"])
-    return urls
+    return list(found.values())
 
 
 def operator() -> str:

@@ -39,14 +39,16 @@ from trader.commands.database import TargetDatabase, add_database_options, datab
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, Unavailable
 from trader.core.money import counted, format_decimal
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import place_of_data
 from trader.database.pool import Database
 from trader.exchange.domain.halts import REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
 from trader.exchange.sql import halts as store
 from trader.exchange.sql.accounts import select_last_marks
+from trader.operations.local_service import ServiceAddress
 from trader.operations.operator_commands import write_resume
 from trader.operations.sql.status import select_lock_holders
-from trader.settings.settings import read_database_url, read_some
+from trader.settings.settings import read_database_url
 
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 5.0
@@ -103,7 +105,7 @@ async def halt(options: argparse.Namespace) -> Result:
     Orders that reduce, stops and closes stay allowed.
 
     The running service puts the halt in force at once, even if the database does not accept it. If no service answers
-    at HOST and PORT or SERVER_URL, the halt is written to the database.
+    at HOST and PORT, at SERVER_URL, or where this folder's services listen, the halt is written to the database.
     """
     taken = await _halt_at_service(options)
     if taken is None:
@@ -121,6 +123,9 @@ async def halt(options: argparse.Namespace) -> Result:
     )
     written = Written(halting, SystemClock().now(), [], was_halted=False)
     value["command"] = halting
+    url = options.database_url or read_database_url(os.environ, options.env_file)
+    if url is None and not EMBEDDED_FOLDER.exists():
+        return Result(value, ["Its database is not known here; `trader status` shows what the service reports."])
 
     async def finish(_: argparse.Namespace, target: TargetDatabase) -> Result:
         return await _finish(written, value, target)
@@ -134,20 +139,21 @@ async def _halt_at_service(options: argparse.Namespace) -> HaltOutput | None:
     :raises StartError: the service knows no such account
     """
     url = options.database_url or read_database_url(os.environ, options.env_file)
-    content = {"reason": options.reason, "by": operator(), "place": place_of_data(url)}
+    content = {"reason": options.reason, "by": operator()}
     if options.account is not None:
         content["accountId"] = options.account
-    (token,) = read_some(os.environ, options.env_file, "api_token")
-    headers = {} if token is None else {"Authorization": f"Bearer {token.reveal()}"}
-    addresses: list[str] = []
+    addresses: list[ServiceAddress] = []
     if options.database is None:  # the embedded one of several that it names may not be the service's
         with suppress(SettingsError):
             addresses = service_addresses(options)
     for address in addresses:
+        # The service of this folder is meant, whatever database it uses, unless the caller names one.
+        if not (address.is_of_folder and url is None):
+            content["place"] = place_of_data(url)
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HALT_S), headers=headers) as http,
-                http.post(f"{address}/api/rpc/operations.halt", json=content, allow_redirects=False) as response,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HALT_S), headers=address.headers) as http,
+                http.post(f"{address.url}/api/rpc/operations.halt", json=content, allow_redirects=False) as response,
             ):
                 answer = await response.read()
             if response.status == HTTPStatus.OK:
@@ -157,7 +163,7 @@ async def _halt_at_service(options: argparse.Namespace) -> HaltOutput | None:
             continue  # nothing, or something else, answers there
         if response.status == HTTPStatus.NOT_FOUND:
             raise StartError(refusal)
-        show(f"{address}: {refusal}", on_stderr=True)
+        show(f"{address.url}: {refusal}", on_stderr=True)
     return None
 
 
@@ -241,10 +247,7 @@ async def _describe_unwritten(target: TargetDatabase, verb: Verb, error: Databas
         async with target.database.connection() as conn:
             text = " ".join([text, *(f"{holder}." for holder in await select_lock_holders(conn))])
     if verb in (Verb.HALT, Verb.FLATTEN):
-        text += (
-            " To stop now: `trader halt` where the service's HOST, PORT and API_TOKEN are set, or stop the service "
-            "(SIGTERM)."
-        )
+        text += " To stop now: `trader halt` in the folder of the service, or stop the service (SIGTERM)."
     return text
 
 

@@ -31,6 +31,7 @@ from trader.database.relay import LeaderView, select_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
 from trader.operations.domain.alarms import AlarmCause, Notice
+from trader.operations.local_service import ServiceAddress
 from trader.operations.notifications import make_sinks
 from trader.operations.sql.history import select_alarms
 from trader.operations.sql.status import SET_LOCK_TIMEOUT, ServiceFacts, select_lock_holders, select_service_facts
@@ -145,21 +146,22 @@ async def _read(target: TargetDatabase, select: Callable[[Connection], Awaitable
 async def _find_health(options: argparse.Namespace) -> Health:
     """Query the configured addresses in turn until a service answers."""
     try:
-        urls = service_addresses(options)
+        addresses = service_addresses(options)
     except SettingsError as error:  # the database is shown anyway
         return Health(None, problem=f"unavailable: {error}")
     health = Health(None)
-    for url in urls:
-        if (health := await _ask(url)).report is not None:
+    for address in addresses:
+        if (health := await _ask(address)).report is not None:
             break
     return health
 
 
-async def _ask(url: str) -> Health:
+async def _ask(address: ServiceAddress) -> Health:
     """Request the health report of the service at an address."""
+    url = address.url
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as http,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S), headers=address.headers) as http,
             http.get(f"{url}/api/health", allow_redirects=False) as response,
         ):
             return Health(url, msgspec.json.decode(await response.read(), type=HealthReport))

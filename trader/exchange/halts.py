@@ -76,6 +76,11 @@ class Halts:
         """The halts in force, oldest first."""
         return self._halts
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a halt is in force that is not in the database yet."""
+        return bool(self._unsaved)
+
     def refusal_to_open(self, account_id: str) -> str | None:
         """Return why the account may not open or add now, or None. Reducing is never refused."""
         return rules.refusal_to_open(self._halts, account_id)

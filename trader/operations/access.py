@@ -110,7 +110,13 @@ class Access:
         keys: Iterable[Credential] = (),
     ) -> None:
         self._database = database
-        tokens = (("API_TOKEN", api_token, SCOPES), ("READ_TOKEN", read_token, READING))
+        self.local_token = OPERATOR_MARK + secrets.token_urlsafe(32)
+        """The token of commands on this machine, which changes with every start."""
+        tokens = (
+            ("API_TOKEN", api_token, SCOPES),
+            ("READ_TOKEN", read_token, READING),
+            ("a command", Secret(self.local_token), SCOPES),
+        )
         self._tokens = [_credential_of(name, token, scopes) for name, token, scopes in tokens if token is not None]
         self.closes_reading = read_token is not None
         self._wrong: dict[str, tuple[int, float]] = {}

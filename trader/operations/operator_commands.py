@@ -176,6 +176,8 @@ class OperatorCommands:
 
         :raises Unavailable: the database cannot answer now
         """
+        if self._halts.is_ahead:  # their commands, which report what they cancel, come before any sweep
+            await self._halts.load()
         async with self._database.connection() as conn:  # before the halts, which are written with their commands
             commands = await store.select_open_commands(conn, _COMMAND_EXPIRY, _COMMANDS_MAX)
         self._limits.reset(await self._halts.load())
