@@ -347,6 +347,46 @@ async def test_requests_that_fail_for_an_unknown_reason_are_unhealthy_until_they
         assert (await get(client, "/health"))[0] == 200
 
 
+async def test_what_only_reports_need_degrades_and_a_locked_row_is_named(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PROBE_LOCK_S", 0.05)
+    monkeypatch.setattr(health, "PROBE_CACHE_S", 0)
+    service_parts = ServiceParts()
+    service_parts.database = database
+    other = await connect_alone(dsn, application_name="psql")
+    pid = other.get_server_pid()
+    async with serving(service_parts) as client:
+        async with other.transaction():
+            await other.execute("LOCK TABLE candles")
+            with pytest.raises(DatabaseUnavailable, match="locked"):
+                await database.probe_locks(["fills", "candles"])
+            status, report = await get(client, "/health")
+            alarms = [(each["cause"], each["subject"], each["message"]) for each in report["alarms"]]
+            text = f"degraded: candles. Table candles is locked by pid {pid} (psql)."
+            assert (status, alarms) == (200, [("degraded", "candles", text)])
+        await database.probe_write(["fills", "candles"])
+        assert database.trouble is None
+        await other.execute("INSERT INTO accounts (id, created_at, changed_at) VALUES ('a', now(), now())")
+        async with other.transaction():
+            await other.execute("SELECT FROM accounts FOR UPDATE")
+
+            async def wait_for_the_row() -> None:
+                async with database.transaction() as conn:
+                    await conn.execute("UPDATE accounts SET changed_at = now()")
+
+            waiting = asyncio.create_task(wait_for_the_row())
+            database.write_trouble = "locked"
+            row = f"A row of table accounts is locked by pid {pid} (psql)."
+
+            async def is_named() -> bool:
+                return row in (await get(client, "/health"))[1].get("reasons", [""])[0]
+
+            await becomes(is_named, True)
+        await waiting
+    await other.close()
+
+
 async def test_a_locked_database_names_the_table_and_the_session_that_holds_it(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

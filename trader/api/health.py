@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -41,10 +41,11 @@ from trader.api.streams import BROADCASTERS
 from trader.core import tasks
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
-from trader.database.pool import LOCKED, NOT_ANSWERING, Database
+from trader.database.pool import NOT_ANSWERING, OF_TABLES, Database
+from trader.database.schema import SPARED
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause
-from trader.operations.sql.status import select_lock_holders
+from trader.operations.sql.status import Obstacle, select_obstacles
 
 log = logging.getLogger(__name__)
 
@@ -109,29 +110,40 @@ class DatabaseProbe:
         self._asking = asyncio.Lock()
         self._answer = DatabaseHealth(ok=False, latency_ms=None)
         self._good_until_s = 0.0
-        self.lock_holders = ""
+        self._obstacles: Sequence[Obstacle] = ()
+
+    @property
+    def obstacles(self) -> Sequence[Obstacle]:
+        """What keeps the service from tables, if the database's trouble is with tables."""
+        return self._obstacles if self._database.trouble in OF_TABLES else ()
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether the trouble is only with tables without which the service trades."""
+        return bool(self.obstacles) and {each.table for each in self.obstacles} <= SPARED
 
     async def ask(self) -> DatabaseHealth:
         async with self._asking:
-            if time.monotonic() >= self._good_until_s:
+            is_new = self._database.trouble in OF_TABLES and not self._obstacles
+            if is_new or time.monotonic() >= self._good_until_s:
                 self._answer = await self._latency()
                 self._good_until_s = time.monotonic() + PROBE_CACHE_S
             return self._answer
 
     async def _latency(self) -> DatabaseHealth:
         try:
-            is_locked = self._database.trouble == LOCKED  # the ping may clear it
+            is_of_tables = self._database.trouble in OF_TABLES  # the ping may clear it
             async with asyncio.timeout(PING_S):
                 latency_ms = round(await self._database.ping(), 3)
-                self.lock_holders = await self._read_lock_holders() if is_locked else ""
+                self._obstacles = await self._read_obstacles() if is_of_tables else ()
                 return DatabaseHealth(ok=True, latency_ms=latency_ms)
         except (Unavailable, OSError, TimeoutError):  # the pool logs the cause
             return DatabaseHealth(ok=False, latency_ms=None)
 
-    async def _read_lock_holders(self) -> str:
-        """Return which sessions hold tables, without their statements: anybody may read `/health`."""
+    async def _read_obstacles(self) -> Sequence[Obstacle]:
+        """Return the obstacles without the statements of sessions: anybody may read `/health`."""
         async with self._database.connection() as conn:
-            return "".join(f" {each._replace(query=None)}." for each in await select_lock_holders(conn))
+            return [each._replace(query=None) for each in await select_obstacles(conn)]
 
 
 PROBE: Final = web.AppKey("probe", DatabaseProbe)
@@ -175,6 +187,7 @@ def routes() -> list[web.RouteDef]:
 async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
+    app[ALARMS].sources.append(partial(_degradations, app))
     maintenance = tasks.keep(partial(app[ALARMS].maintenance.watch, app[DATABASE]), "maintenance")
     watching = tasks.keep(partial(_watch, app), "health")
     yield
@@ -197,14 +210,22 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
 
 def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
     trouble, since = app[DATABASE].trouble, app[DATABASE].failing_since
-    if trouble is not None or not database.ok:
-        text = str(DatabaseUnavailable(trouble or NOT_ANSWERING)) + app[PROBE].lock_holders
+    if (trouble is not None or not database.ok) and not app[PROBE].is_spared:
+        text = str(DatabaseUnavailable(trouble or NOT_ANSWERING))
+        text += "".join(f" {each}." for each in app[PROBE].obstacles)
         yield _database_alarm(app, text, since)
     elif (slow_s := app[ACCOUNTS].service_level.slow_s()) is not None:
         yield Alarm(AlarmCause("database"), f"The database is slow: postings typically take {slow_s:.1f} s.")
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > SILENT_S:
         since = SystemClock().now() - timedelta(seconds=lag_s)
         yield Alarm(AlarmCause("database"), f"nothing was received from the leader for {lag_s:.0f} s", since=since)
+
+
+def _degradations(app: web.Application) -> Iterator[Alarm]:
+    """Yield the tables that cannot be used now although the service trades."""
+    if app[PROBE].is_spared:
+        for each in app[PROBE].obstacles:
+            yield Alarm(AlarmCause("degraded", each.table), f"degraded: {each.table}. {each}.")
 
 
 def _database_alarm(app: web.Application, text: str, since: datetime | None) -> Alarm:
@@ -231,7 +252,7 @@ def _failing_requests(app: web.Application) -> Iterator[Alarm]:
 def _recent_failure(app: web.Application, looked_s: float) -> Iterator[Alarm]:
     """Yield a failure of the database that ended after `looked_s`, the monotonic time of the last check."""
     failure = app[DATABASE].last_failure
-    if failure is not None and failure.ended_s > looked_s:
+    if failure is not None and failure.ended_s > looked_s and not app[PROBE].is_spared:
         yield _database_alarm(app, str(DatabaseUnavailable(failure.cause)), failure.began)
 
 

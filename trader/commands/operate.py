@@ -47,7 +47,7 @@ from trader.exchange.sql import halts as store
 from trader.exchange.sql.accounts import select_last_marks
 from trader.operations.local_service import ServiceAddress
 from trader.operations.operator_commands import write_resume
-from trader.operations.sql.status import select_lock_holders
+from trader.operations.sql.status import select_obstacles
 from trader.settings.settings import read_database_url
 
 _POLL_S: Final = 0.2
@@ -245,7 +245,7 @@ async def _describe_unwritten(target: TargetDatabase, verb: Verb, error: Databas
     text = f"{state.get(verb, 'NOT done')}. {error}"
     with suppress(Unavailable):
         async with target.database.connection() as conn:
-            text = " ".join([text, *(f"{holder}." for holder in await select_lock_holders(conn))])
+            text = " ".join([text, *(f"{each}." for each in await select_obstacles(conn))])
     if verb in (Verb.HALT, Verb.FLATTEN):
         text += " To stop now: `trader halt` in the folder of the service, or stop the service (SIGTERM)."
     return text

@@ -34,7 +34,7 @@ from trader.operations.domain.alarms import AlarmCause, Notice
 from trader.operations.local_service import ServiceAddress
 from trader.operations.notifications import make_sinks
 from trader.operations.sql.history import select_alarms
-from trader.operations.sql.status import SET_LOCK_TIMEOUT, ServiceFacts, select_lock_holders, select_service_facts
+from trader.operations.sql.status import SET_LOCK_TIMEOUT, ServiceFacts, select_obstacles, select_service_facts
 from trader.settings.settings import read_some
 
 _SILENT: Final = timedelta(seconds=30)
@@ -139,7 +139,7 @@ async def _read(target: TargetDatabase, select: Callable[[Connection], Awaitable
         problems = [str(error)]
     with suppress(Unavailable):
         async with target.database.connection() as conn:
-            problems += [f"{holder}." for holder in await select_lock_holders(conn)]
+            problems += [f"{each}." for each in await select_obstacles(conn)]
     return None, problems
 
 

@@ -90,6 +90,10 @@ OF_ADDRESS = frozenset({"search_path", "statement_timeout", "synchronous_commit"
 NOT_REACHABLE = "not reachable"
 NOT_ANSWERING = "not answering"
 LOCKED = "locked"
+DENIED = "permission denied"
+OF_TABLES = frozenset({LOCKED, DENIED})
+"""Causes that concern some tables, and not the server."""
+
 BUSY = "all connections in use"
 
 # Errors about the server or the connection rather than the statement, by SQLSTATE or its class.
@@ -105,9 +109,11 @@ CAUSES = {
     "28": "access refused",
     "3D": "no such database",
     "40": LOCKED,
+    "42501": DENIED,
     "53": "out of resources",
     "57": NOT_REACHABLE,
     "58": "input/output error",
+    "XX": "damaged or failing",
 }
 
 SELECT_ALIVE = "SELECT 1"

@@ -72,6 +72,15 @@ def used_tables() -> Sequence[str]:
     return [table for table in tables if table != "schema_version"]
 
 
+SPARED: Final = frozenset(
+    (
+        "alarm_history", "anchors", "baselines", "candles", "chain_marks", "credentials", "fill_drift",
+        "invocation_counts", "maintenance", "portfolio_hourly", "season_records", "variant_hourly", "webhooks",
+    )
+)  # fmt: skip
+"""Tables without which orders are filled and models decide: those of history, reports, and the access of agents."""
+
+
 async def apply_schema(database: Database, *, backup: str | None = None) -> None:
     """Create the tables of this version in an empty database, or upgrade the tables and data of an earlier version.
 

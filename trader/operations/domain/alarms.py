@@ -33,6 +33,7 @@ NoticeKind = Literal[
     "scheduler",
     "market",
     "database",
+    "degraded",
     "requests",
     "disk",
     "clock",
@@ -45,7 +46,7 @@ NoticeKind = Literal[
 EXPLAINED_BY: Final[Mapping[NoticeKind, frozenset[NoticeKind]]] = {
     "takeover": frozenset({"database"}),
     "disk": frozenset({"database"}),
-    "scheduler": frozenset({"clock", "database", "market"}),
+    "scheduler": frozenset({"clock", "database", "degraded", "market"}),
     "market": frozenset({"clock", "database"}),
     "model": frozenset({"clock", "database", "market"}),
     "reconciliation": frozenset({"clock", "database", "market"}),

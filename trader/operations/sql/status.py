@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from trader.database.pool import Connection
+from trader.database.schema import used_tables
 
 
 class ServiceFacts(NamedTuple):
@@ -70,33 +71,53 @@ SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '2s'"
 """Keeps `trader status` from waiting for a lock as long as a posting does."""
 
 
-class LockHolder(NamedTuple):
-    """A session whose lock on a table makes trading wait. `query` is None if the role may not see it."""
+class Obstacle(NamedTuple):
+    """What keeps the service from a table: a session with a lock on it or on a row of it, or a missing privilege.
+
+    `pid` is None for a privilege; `query` is None if the role may not see it.
+    """
 
     table: str
-    pid: int
-    application: str
+    pid: int | None
+    application: str | None
     query: str | None
+    is_row: bool
 
     def __str__(self) -> str:
+        if self.pid is None:
+            return f"The user of DATABASE_URL may not read and write table {self.table}"
         query = "" if self.query is None else f": {self.query}"
-        return f"Table {self.table} is locked by pid {self.pid} ({self.application or 'unnamed'}{query})"
+        what = f"A row of table {self.table}" if self.is_row else f"Table {self.table}"
+        return f"{what} is locked by pid {self.pid} ({self.application or 'unnamed'}{query})"
 
 
-SELECT_LOCK_HOLDERS = """
-SELECT DISTINCT ON (c.relname, a.pid) c.relname AS "table", a.pid, a.application_name AS application,
-       left(nullif(a.query, '<insufficient privilege>'), 80) AS query
-FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-    AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relnamespace = 'public'::regnamespace
-    AND a.pid <> pg_backend_pid()
-ORDER BY c.relname, a.pid
+SELECT_OBSTACLES = """
+WITH tables AS (
+    SELECT oid, relname FROM pg_class
+    WHERE relkind IN ('r', 'p') AND NOT relispartition AND relnamespace = 'public'::regnamespace
+), holders AS (
+    SELECT t.relname, l.pid, false AS is_row FROM pg_locks l JOIN tables t ON t.oid = l.relation
+    WHERE l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+        AND l.locktype = 'relation' AND l.pid <> pg_backend_pid()
+    UNION
+    SELECT t.relname, blocking, true  -- whoever waits for a row holds, or waits for, its tuple
+    FROM pg_locks l JOIN tables t ON t.oid = l.relation, unnest(pg_blocking_pids(l.pid)) AS blocking
+    WHERE l.locktype = 'tuple'
+)
+SELECT DISTINCT ON (h.relname, a.pid) h.relname AS "table", a.pid, a.application_name AS application,
+       left(nullif(a.query, '<insufficient privilege>'), 80) AS query, h.is_row
+FROM holders h JOIN pg_stat_activity a ON a.pid = h.pid
+UNION ALL
+SELECT relname, NULL, NULL, NULL, false FROM tables
+WHERE relname = ANY($1) AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT'))
+    AND EXISTS (SELECT FROM tables WHERE has_table_privilege(oid, 'INSERT'))  -- not the user of a reader
+ORDER BY 1, 2
 """
 
 
-async def select_lock_holders(conn: Connection) -> list[LockHolder]:
-    """Return the sessions that hold a table that writes need."""
-    return [LockHolder(**row) for row in await conn.fetch(SELECT_LOCK_HOLDERS)]
+async def select_obstacles(conn: Connection) -> list[Obstacle]:
+    """Return what keeps this service's user from the tables that the service uses."""
+    return [Obstacle(**row) for row in await conn.fetch(SELECT_OBSTACLES, [*used_tables()])]
 
 
 SELECT_TABLE_COUNT = """
