@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ from trader.backtest.history import write_demo_history
 from trader.composition.external import check_external, open_external
 from trader.composition.service import Service, make_service
 from trader.core import tasks
+from trader.core.clock import SystemClock
 from trader.core.errors import StartError, Unavailable
 from trader.core.schedulers import describe_error
 from trader.database.embedded.server import EmbeddedPostgres
@@ -40,6 +42,7 @@ from trader.operations.alarms import HEARTBEAT_EVERY_S, Alarms, ClockWatch, send
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.local_service import ServiceAddress, announced
 from trader.operations.notifications import Heartbeat, make_sinks, sender_of
+from trader.operations.restarts import STEADY_S, Restarts
 from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
 from trader.settings.checks import local_address
 from trader.settings.settings import Settings
@@ -59,19 +62,52 @@ async def serve(settings: Settings, supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (*end_signals(), signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    restarts, now = Restarts(settings.port), SystemClock().now
+    restarts.begin(now())
     async with AsyncExitStack() as stack:
         alarms = _open_alarms(settings, stack)
+        if restarts.failures.is_first_kill:
+            alarms.add(Alarm(AlarmCause("stop"), restarts.failures.text))
         stop = asyncio.create_task(_wait_for_stop(stopping, supervisor, alarms), name="stop signal")
         stack.push_async_callback(tasks.end, stop)
         try:
-            await _serve(settings, supervisor, alarms, stop)
+            await _serve(settings, supervisor, alarms, restarts, stop)
         except Exception as error:
-            alarms.add(Alarm(AlarmCause("stop"), f"ended by an error: {describe_error(error)}"))
+            text = describe_error(error)
+            if restarts.failures.count == 0:  # the notice of the next lasting start counts those that follow
+                alarms.add(Alarm(AlarmCause("stop"), f"ended by an error: {text}"))
+            restarts.fail(text, now())
             raise
+        restarts.end()
 
 
-async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, stop: asyncio.Task[None]) -> None:
+async def _back_off(restarts: Restarts) -> None:
+    """Wait longer from failure to failure, unless a person at a terminal waits for the start."""
+    pause_s = 0 if sys.stderr.isatty() else restarts.failures.pause_s
+    if pause_s:
+        log.warning("starting in %g s%s", pause_s, restarts.failures.summary)
+    await asyncio.sleep(pause_s)
+
+
+async def announce_start(restarts: Restarts, alarms: Alarms, text: str) -> None:
+    """Send the notice of the start; after failures, only once this process has run for a while, with their count.
+
+    Continues until it is canceled.
+    """
+    if restarts.failures.count:
+        await asyncio.sleep(STEADY_S)
+    alarms.add(Alarm(AlarmCause("start"), f"{text}{restarts.failures.summary}"))
+    await asyncio.sleep(STEADY_S if restarts.failures.count == 0 else 0)
+    restarts.steady()
+    await asyncio.Event().wait()
+
+
+async def _serve(
+    settings: Settings, supervisor: Supervisor, alarms: Alarms, restarts: Restarts, stop: asyncio.Task[None]
+) -> None:
     async with AsyncExitStack() as stack:
+        if not await _finishes(_back_off(restarts), stop):
+            return
         external = await open_external(settings, stack)
         # Bind before any trading: a process that cannot listen must never lead.
         sockets = connections.bind(settings.host, settings.port)
@@ -100,7 +136,8 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         mode = f"{settings.trading_mode}, market {external.source.name}"
         log.info("listening on http://%s:%d (%s)", settings.host, port, mode)
         supervisor.notify(READY)
-        alarms.add(Alarm(AlarmCause("start"), f"started as {service.leadership.role} ({mode})"))
+        announce = partial(announce_start, restarts, alarms, f"started as {service.leadership.role} ({mode})")
+        stack.push_async_callback(tasks.end, tasks.keep(announce, "notice of the start"))
         if supervisor.watchdog_s is not None:
             endless.append(asyncio.create_task(_keep_alive(supervisor, supervisor.watchdog_s), name="watchdog"))
             stack.push_async_callback(tasks.end, endless[-1])

@@ -125,6 +125,8 @@ def describe_error(error: BaseException) -> str:
     The service's own errors contain none. In other errors, anything that may be a credential is replaced: the user and
     password of a URL, authorization values, and any run of 24 or more characters without a space.
     """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     message = str(error).partition("\n")[0][:300]
     if not isinstance(error, TraderError):
         message = _SECRETS.sub("…", message)
