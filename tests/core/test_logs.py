@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -119,7 +122,7 @@ def test_a_stalled_reader_of_the_log_delays_nobody(monkeypatch: pytest.MonkeyPat
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     numbers = [line["number"] for line in lines if "number" in line]
     assert numbers == list(range(100))
-    assert lines[-1]["message"] == "900 lines are missing here: the log was read too slowly"
+    assert lines[-1]["message"] == "900 lines are missing here: the log was read too slowly, or could not be written"
 
 
 def test_a_log_without_a_reader_stops_nothing() -> None:
@@ -128,6 +131,22 @@ def test_a_log_without_a_reader_stops_nothing() -> None:
     stream.close()
     writer.handle(record("lost"))
     writer.close()
+    assert writer.lost_total == 1
+
+
+def test_a_full_disk_loses_lines_that_are_counted_and_a_pipe_that_is_gone_changes_no_exit_code() -> None:
+    text = (
+        "import logging; from trader.core.logs import configure_logs, lost_lines\n"
+        "configure_logs('info', 'json', threaded=True)\n"
+        "for _ in range(3): logging.getLogger('x').info('lost')\n"
+        "logging.getLogger().handlers[0].close(); print(lost_lines())"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    for broken in (os.open("/dev/full", os.O_WRONLY), writer):
+        done = subprocess.run([sys.executable, "-c", text], stderr=broken, stdout=subprocess.PIPE, check=False)
+        os.close(broken)
+        assert (done.returncode, done.stdout) == (0, b"3\n")
 
 
 def test_an_unformattable_record_is_reported_and_the_log_continues(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,9 @@ restart every subscriber of every stream reconnects at once."""
 _OTHER_FILES: Final = 256
 """Open files other than connections: the database, the venue, providers, the log."""
 
+_CONNECTIONS_LEAST: Final = 16
+"""A limit of open files that leaves fewer connections than this refuses the start."""
+
 _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """Errors for a host name's address that this machine lacks, such as `localhost` without IPv6."""
 
@@ -251,6 +254,8 @@ def raise_file_limit(connections_max: int) -> int:
     """Raise the limit of open files for the connections, as far as the system allows.
 
     Return how many connections fit, so that the longest idle one is closed before the system refuses the next.
+
+    :raises StartError: too few fit to serve anybody
     """
     wanted = connections_max + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -259,7 +264,12 @@ def raise_file_limit(connections_max: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         log.info("raised the limit of open files from %d to %d", soft, wanted)
-    allowed = max(1, wanted - _OTHER_FILES)
+    allowed = wanted - _OTHER_FILES
+    if allowed < min(connections_max, _CONNECTIONS_LEAST):
+        raise StartError(
+            f"{wanted} files may be open here (ulimit -n, LimitNOFILE), and the service needs at least "
+            f"{_OTHER_FILES + _CONNECTIONS_LEAST}."
+        )
     if allowed < connections_max:
         log.warning("HTTP_CONNECTIONS_MAX is %d here, not %d: %d files may be open", allowed, connections_max, wanted)
     return min(allowed, connections_max)

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Final, TextIO
@@ -96,12 +98,15 @@ class LogWriter(logging.Handler):
         self._stream = stream
         self._waiting: SimpleQueue[str | None] = SimpleQueue()
         self._lost = 0
+        self.lost_total = 0
+        """Lines that were never written: the reader of the log was too slow, or its disk was full."""
+
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._waiting.qsize() >= LINES_MAX:
-            self._lost += 1
+            self._lose()
             return
         try:
             line = self.format(record)
@@ -111,10 +116,16 @@ class LogWriter(logging.Handler):
         self._report_lost()
         self._waiting.put(line + "\n")
 
+    def _lose(self) -> None:
+        self._lost += 1
+        self.lost_total += 1
+
     def _report_lost(self) -> None:
         if self._lost:
             fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "args": (self._lost,)}
-            record = logging.makeLogRecord(fields | {"msg": "%d lines are missing here: the log was read too slowly"})
+            record = logging.makeLogRecord(
+                fields | {"msg": "%d lines are missing here: the log was read too slowly, or could not be written"}
+            )
             self._waiting.put(self.format(record) + "\n")
             self._lost = 0
 
@@ -124,8 +135,8 @@ class LogWriter(logging.Handler):
                 self._stream.write(line)
                 if self._waiting.empty():
                     self._stream.flush()
-            except Exception:  # noqa: BLE001, S110 - the reader of the log is gone; the service and its log continue
-                pass
+            except Exception:  # noqa: BLE001 - the disk is full or the reader gone; the service and its log continue
+                self._lose()
 
     def close(self) -> None:
         """Write the waiting lines. `logging` also calls this when the process ends."""
@@ -134,7 +145,17 @@ class LogWriter(logging.Handler):
         self.release()
         self._waiting.put(None)
         self._thread.join(CLOSE_WAIT_S)
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):  # else Python would fail at its exit, and change the exit code
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         super().close()
+
+
+def lost_lines() -> int:
+    """Return how many lines of this process's log were never written."""
+    return sum(handler.lost_total for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 
 def configure_logs(level: str, form: str, *, threaded: bool = False) -> None:

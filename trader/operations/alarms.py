@@ -21,6 +21,7 @@ from trader.core import tasks
 from trader.core.clock import JumpWatch, SystemClock
 from trader.core.errors import SinkUnavailable, Unavailable
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
+from trader.core.logs import lost_lines
 from trader.database.pool import Database
 from trader.exchange.domain.orders import Cause
 from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
@@ -210,7 +211,11 @@ class Alarms:
         self.counts: Counter[NoticeKind] = Counter(dict.fromkeys(get_args(NoticeKind), 0))
         self.is_healthy = False
         self.maintenance = Maintenance(timer)
-        self.sources: list[Callable[[], Iterable[Alarm]]] = [self._disk_problems, self.maintenance.problems]
+        self.sources: list[Callable[[], Iterable[Alarm]]] = [
+            self._disk_problems,
+            self._log_problems,
+            self.maintenance.problems,
+        ]
         self.is_leader: Callable[[], bool] = lambda: True
         self._folder = folder
         self._disk_least = disk_least
@@ -218,6 +223,7 @@ class Alarms:
         self._timer = timer
         self._now = now
         self._state = AlarmState()
+        self._lost_lines, self._lost_at_s = 0, -math.inf
         self._problems: Sequence[Alarm] = ()
         self._halts: Sequence[Alarm] = ()
 
@@ -271,6 +277,13 @@ class Alarms:
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
             yield Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left")
+
+    def _log_problems(self) -> Iterable[Alarm]:
+        """Yield the loss of lines of the log, until none was lost for a while."""
+        if (lost := lost_lines()) > self._lost_lines:
+            self._lost_lines, self._lost_at_s = lost, self._timer()
+        if self._timer() - self._lost_at_s < CLOCK_STEADY_S:
+            yield Alarm(AlarmCause("disk", "log"), f"{lost} lines of the log could not be written since the start")
 
     def on_event(self, event: Event) -> None:
         """Raise the alarms that an event of the service calls for."""
