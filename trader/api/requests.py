@@ -89,7 +89,8 @@ class RequestLog:
         """Record the end of a request. `name` is from a fixed set; `started_s` comes from `time.perf_counter`."""
         duration_s = time.perf_counter() - started_s
         self.durations.labels(name, int(status)).observe(duration_s)
-        level = logging.INFO if status >= 400 or duration_s > SLOW_S or changes else logging.DEBUG
+        is_notable = (status >= 400 and not name.startswith("health")) or duration_s > SLOW_S or changes
+        level = logging.INFO if is_notable else logging.DEBUG  # a supervisor's polls while unhealthy say nothing new
         if log.isEnabledFor(level):
             duration_ms = round(duration_s * 1000, 2)  # the shortest take less than a tenth
             fields = {"procedure": name, "status": status, "duration_ms": duration_ms, "request_id": request_id}
