@@ -11,7 +11,8 @@ from support.served import Client
 from support.waiting import until
 
 from trader.core.errors import DatabaseUnavailable, StartError
-from trader.database.pool import PINNED, Database, connect_alone
+from trader.database import pool
+from trader.database.pool import PINNED, Database, connect_alone, require_own_sessions
 from trader.exchange.sql.audit import select_differences
 
 UNLIKE = {
@@ -112,3 +113,15 @@ async def test_a_frozen_transaction_ends_and_its_locks_with_it(dsn: str) -> None
                 await successor.execute("LOCK TABLE accounts")
             await conn.fetchval("SELECT 1")
     await database.close()
+
+
+async def test_a_pooler_that_shares_sessions_is_refused(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await require_own_sessions(dsn)
+    shared = await asyncpg.connect(dsn)
+
+    async def lend(_: str) -> Any:
+        return shared
+
+    monkeypatch.setattr(pool, "connect_alone", lend)
+    with pytest.raises(StartError, match="set pool_mode = session"):
+        await require_own_sessions(dsn)

@@ -156,6 +156,7 @@ class ServiceParts:
                 portfolio=SimpleNamespace(equity=lambda: {"apex-1": 10500.25}),
                 models=SimpleNamespace(by_id=self.agents.models),
                 agents=self.agents,
+                operations=SimpleNamespace(outcomes=Outcomes()),
             ),
             DATABASE: self.database,
             ACCOUNTS: SimpleNamespace(service_level=self.service_level, tally=Tally()),

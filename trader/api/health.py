@@ -244,7 +244,8 @@ def _failing_requests(app: web.Application) -> Iterator[Alarm]:
     """Yield what callers get errors for, whatever the reason; only a leader answers orders and decides."""
     sources = [app[DISPATCHER].outcomes]
     if app[ROLE].role == "leader":
-        sources += [app[ACCOUNTS].service_level.outcomes, app[CONTEXT].agents.outcomes]
+        context = app[CONTEXT]
+        sources += [app[ACCOUNTS].service_level.outcomes, context.agents.outcomes, context.operations.outcomes]
     for failing in chain.from_iterable(source.failing() for source in sources):
         yield Alarm(AlarmCause("requests"), failing.text, since=failing.since, impact=f"{failing.failures} failed")
 

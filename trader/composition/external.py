@@ -16,7 +16,7 @@ from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded import dumps
 from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.loading import select_schema_name
-from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place
+from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place, require_own_sessions
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
@@ -78,6 +78,8 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
         log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
     else:
         dsn = settings.database_url.reveal()
+    if server is None:
+        await require_own_sessions(dsn)
     is_reader = settings.role == "reader"
     database = await Database.connect(dsn, read_only=is_reader, idle_in_transaction_s=IDLE_IN_TRANSACTION_S)
     stack.push_async_callback(database.close)
@@ -131,6 +133,8 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
         require_provider(settings)
         database_lines = [f"database: embedded in ./{EMBEDDED_FOLDER}, which the first start creates"]
     else:
+        if settings.database_url is not None:
+            await require_own_sessions(dsn)
         database = await Database.connect(dsn, size=1, read_only=True)
         stack.push_async_callback(database.close)
         database_lines = await _check_database(database, dsn, source, is_embedded=settings.database_url is None)

@@ -12,6 +12,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
+import asyncpg
+
 from trader.agents.sql.linked_invocations import select_chain_models
 from trader.api.context import Context
 from trader.core import tasks
@@ -253,13 +255,16 @@ class Leadership:
         while True:
             beats += 1
             try:
-                await self._beat()
-                await self._database.probe_locks(used_tables())
-                if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
-                    await self._database.probe_write(used_tables())
-            except Unavailable as error:
+                with self._accounts.service_level.outcomes.watch("heartbeats"):
+                    await self._beat()
+                    await self._database.probe_locks(used_tables())
+                    if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
+                        await self._database.probe_write(used_tables())
+                is_well = self._database.write_trouble is None
+            except (Unavailable, asyncpg.PostgresError) as error:
+                is_well = False
                 log.warning("the heartbeat for the standbys was not written: %s", error)
-            await asyncio.sleep(HEARTBEAT_S if self._database.write_trouble is None else _RECOVERY_S)
+            await asyncio.sleep(HEARTBEAT_S if is_well else _RECOVERY_S)
 
     async def _beat(self) -> None:
         term = self._exchange.term

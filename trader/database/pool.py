@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -119,6 +119,7 @@ CAUSES = {
 SELECT_ALIVE = "SELECT 1"
 SELECT_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 SELECT_REPLICATION_ROLE = "SELECT current_setting('session_replication_role')"
+SELECT_BACKEND = "SELECT pg_backend_pid()"
 SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 
 PROBE_LOCK_S = 3.0
@@ -452,6 +453,30 @@ async def connect_alone(
     )
 
 
+async def require_own_sessions(dsn: str) -> None:
+    """Check that no pooler lends a session of the server to several connections: locks and settings are the session's.
+
+    :raises StartError: two open connections have one session, or the server cannot be reached
+    """
+    try:
+        async with AsyncExitStack() as stack:
+            one, other = await connect_alone(dsn), await connect_alone(dsn)
+            stack.push_async_callback(one.close, timeout=CONNECT_TIMEOUT_S)
+            stack.push_async_callback(other.close, timeout=CONNECT_TIMEOUT_S)
+            mine = await one.fetchval(SELECT_BACKEND)
+            async with other.transaction():
+                is_shared = mine == await other.fetchval(SELECT_BACKEND)
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        is_shared = True  # a statement was prepared in a session that is now another connection's
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
+        raise StartError(_start_problem(dsn, error)) from error
+    if is_shared:
+        raise StartError(
+            f"The pooler at {place(dsn)} shares sessions of the database among connections (pool_mode = transaction or "
+            "statement). The service needs its own: set pool_mode = session, or connect to PostgreSQL directly."
+        )
+
+
 async def _check_server(dsn: str) -> int:
     """Return the major version of a usable server."""
     conn = await connect_alone(dsn)
@@ -498,6 +523,8 @@ def _start_problem(dsn: str, error: Exception) -> str:
             "3D000": f"The server has no such database: {where}. Create it first (createdb).",
             "28000": f"The database at {where} refuses the user of DATABASE_URL.",
             "28P01": f"The database at {where} refuses the user or the password of DATABASE_URL.",
+            "08P01": f"The pooler at {where} refuses a setting of the session ({error}): list what it must ignore, as "
+            "docs/operation.md says (PgBouncer), or connect to PostgreSQL directly.",
             "42501": f"The user of DATABASE_URL may not connect to the database at {where}.",
         }.get(error.sqlstate or "", f"The database at {where} cannot be used now: {cause or 'refused'}: {error}.")
     if isinstance(error, TimeoutError):

@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+import asyncpg
+
 from trader.core import tasks
 from trader.core.errors import TraderError, Unavailable
 from trader.core.money import format_decimal
@@ -32,6 +34,7 @@ from trader.exchange.domain.halts import (
 from trader.exchange.domain.orders import CLOSING_SIDE, Cause, Order, OrderStatus
 from trader.exchange.halts import Halts, HaltTaken
 from trader.exchange.protocol import Exchange
+from trader.exchange.service_level import Outcomes
 from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
 from trader.operations.sql.activity import (
@@ -106,13 +109,16 @@ class OperatorCommands:
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._progress: dict[UUID, _Progress] = {}
         self._is_open = False
+        self.outcomes = Outcomes()
+        """How the last looks at halts and commands ended."""
 
     async def run(self) -> None:
         """Follow commands and halts, forever."""
         while True:
             try:
-                await self.poll()
-            except Unavailable as error:
+                with self.outcomes.watch("looks at halts and commands"):
+                    await self.poll()
+            except (Unavailable, asyncpg.PostgresError) as error:
                 log.warning("operator commands cannot be read now: %s", error)
                 with suppress(Unavailable):
                     await self._sweep_as_leader()
