@@ -67,6 +67,12 @@ def test_every_alert_is_tested_and_says_what_is_wrong() -> None:
     assert [name for name in names if name not in tests] == []
 
 
+def test_inhibit_rules_name_alerts_that_exist() -> None:
+    names = set(re.findall(r"- alert: (\w+)", rules()))
+    inhibited = set(re.findall(r"Trader\w+(?!\w|\.)", (FOLDER / "inhibit.yml").read_text(encoding="utf-8")))
+    assert inhibited - names - {"TraderScheduler"} == set()
+
+
 def test_panels_neither_overlap_nor_share_an_id() -> None:
     everything = dashboard()["panels"]
     assert len({panel["id"] for panel in everything}) == len(everything)

@@ -13,9 +13,10 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trader import __version__
 from trader.agents.domain.shares import Budget
 from trader.agents.providers.client import ProviderClient
 from trader.agents.providers.providers import Provider, find_outages
@@ -28,6 +29,7 @@ from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
 from trader.api.streams import BROADCASTERS
 from trader.core import tasks
+from trader.core.logs import lost_lines
 from trader.core.schedulers import JobStatus
 from trader.database.pool import Database
 from trader.exchange.accounts import Tally
@@ -79,6 +81,8 @@ class _Figures(Collector):
         yield GaugeMetricFamily(
             "trader_disk_free_bytes", "Free space in the working folder.", shutil.disk_usage(".").free
         )
+        yield CounterMetricFamily("trader_log_lines_lost", "Lines of the log that were never written.", lost_lines())
+        yield InfoMetricFamily("trader_build", "The version of this process.", {"version": __version__})
         yield from _trading_of(app[ACCOUNTS].tally)
         yield _gauges("trader_account_equity", "Equity of an account.", "account", context.portfolio.equity())
         yield from _providers_of(app[PROVIDERS])
