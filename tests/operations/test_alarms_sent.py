@@ -3,11 +3,13 @@
 import asyncio
 import html
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 from uuid import uuid4
 
 import orjson
@@ -31,8 +33,17 @@ from trader.operations.alarms import (
     ClockWatch,
     send_heartbeats,
 )
-from trader.operations.domain.alarms import EVERY_S, EXPLAIN_WAIT_S, HOLD_S, SETTLE_S, Alarm, AlarmCause, Notice
-from trader.operations.notifications import Heartbeat, make_sinks
+from trader.operations.domain.alarms import (
+    EVERY_S,
+    EXPLAIN_WAIT_S,
+    HOLD_S,
+    SETTLE_S,
+    Alarm,
+    AlarmCause,
+    Notice,
+    NoticeKind,
+)
+from trader.operations.notifications import RUNBOOKS, Heartbeat, make_sinks
 from trader.operations.sql.history import upsert_maintenance
 from trader.settings.forms import Secret
 
@@ -78,12 +89,13 @@ async def test_each_kind_of_receiver_gets_its_own_format() -> None:
         async with alarms_to(f"{here.url}/json", *services(here)) as alarms:
             alarms.add(LIQUIDATION)
             await settled(alarms)
-        text = "here:1: liquidation apex: apex: LONG 1 BTC"
+        section = "docs/operation.md#halt-resume-flatten"
+        text = f"here:1: liquidation apex: apex: LONG 1 BTC; what to do: {section}"
         (generic,) = await heard(here, "/json")
         assert generic == {
             "text": text, "sender": "here:1", "state": "event", "cause": "liquidation", "subject": "apex",
             "message": LIQUIDATION.text, "impact": "", "consequences": [], "count": 1,
-            "since": "2026-01-01T12:00:00.000Z", "at": "2026-01-01T12:00:00.000Z",
+            "since": "2026-01-01T12:00:00.000Z", "at": "2026-01-01T12:00:00.000Z", "runbook": section,
         }  # fmt: skip
         (ntfy,) = here.of(NTFY)
         assert (ntfy.body.decode(), ntfy.headers["Title"], ntfy.headers["Priority"]) == (
@@ -105,7 +117,7 @@ async def test_receivers_get_any_text_unchanged(text: str) -> None:
             alarms.add(LIQUIDATION._replace(text=text))
             await settled(alarms)
         assert [outlet.outcomes["sent"] for outlet in alarms.outlets] == [1, 1, 1]
-        shown = f"here:1: liquidation apex: {text}"[:1000]
+        shown = f"here:1: liquidation apex: {text}; what to do: docs/operation.md#halt-resume-flatten"[:1000]
         assert here.of(NTFY)[0].body.decode() == shown
         assert (await heard(here, TELEGRAM))[0]["text"] == shown
         assert html.unescape(str((await heard(here, SLACK))[0]["text"])) == shown
@@ -209,7 +221,8 @@ async def test_each_kind_of_receiver_learns_which_alarms_fire_and_which_have_end
         assert alarms.firing() == []
         text = f"database: the database does not answer; 7 orders were refused; with it: {lost}"
         at = "2026-01-01T12:00:00.000Z"
-        fires, over = f"here:1: firing: {text}", f"here:1: resolved: {text} [lasted 0 s, from {at} to {at}]"
+        advice = "what to do: docs/operation.md#a-lock-or-another-trouble-of-the-database"
+        fires, over = f"here:1: firing: {text}; {advice}", f"here:1: resolved: {text} [lasted 0 s, from {at} to {at}]"
         assert [(body["state"], body["consequences"], body["text"]) for body in await heard(here, "/json")] == [
             ("firing", [lost], fires),
             ("resolved", [lost], over),
@@ -252,7 +265,7 @@ async def test_repeats_of_one_cause_within_an_hour_make_one_notice_with_a_count(
         alarms.watch([])
         (_, later) = await heard(here, "/works", 2)
         assert later["count"] == 4
-        assert str(later["text"]).endswith("(4 times since 2026-01-01T12:00:00.000Z)")
+        assert str(later["text"]).count("(4 times since 2026-01-01T12:00:00.000Z)")
         assert alarms.counts["liquidation"] == 5
 
 
@@ -411,3 +424,11 @@ async def test_problems_that_maintenance_found_and_a_missing_result_are_alarms(d
         ("maintenance", "backup"),
     ]
     watching.cancel()
+
+
+def test_every_kind_of_notice_has_a_runbook_that_the_document_has() -> None:
+    text = (Path(__file__).parents[2] / "docs/operation.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(RUNBOOKS.values()) <= anchors
+    assert set(get_args(NoticeKind)) - RUNBOOKS.keys() == {"start", "test"}

@@ -6,14 +6,14 @@ An address may contain a token, so errors and log lines never include any part o
 
 import html
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
 from trader.core.clock import iso
-from trader.operations.domain.alarms import Notice
+from trader.operations.domain.alarms import Notice, NoticeKind
 from trader.record.anchor_sinks import JSON_HEADERS, HttpClient
 from trader.settings.forms import NOTIFY_HOSTS, Secret
 from trader.settings.settings import Settings
@@ -23,6 +23,29 @@ ATTEMPT_S: Final = 10.0
 
 TEXT_MAX: Final = 1000
 """Characters per message. Telegram accepts 4096 in UTF-16, ntfy 4096 bytes in UTF-8, and Slack cuts after 40,000."""
+
+RUNBOOKS: Final[Mapping[NoticeKind, str]] = {
+    "stop": "a-crash-loop",
+    "takeover": "two-leaders",
+    "halt": "halt-resume-flatten",
+    "loss limit": "loss-limits",
+    "liquidation": "halt-resume-flatten",
+    "reconciliation": "books-that-do-not-agree",
+    "provider": "a-provider-or-a-model-fails",
+    "model": "a-provider-or-a-model-fails",
+    "price": "a-provider-or-a-model-fails",
+    "scheduler": "requests-fail",
+    "market": "no-prices",
+    "database": "a-lock-or-another-trouble-of-the-database",
+    "degraded": "a-lock-or-another-trouble-of-the-database",
+    "requests": "requests-fail",
+    "disk": "the-disk-is-full",
+    "clock": "no-prices",
+    "books": "books-that-do-not-agree",
+    "maintenance": "books-that-do-not-agree",
+    "access": "security",
+}
+"""The sections of docs/operation.md that say what to do about each kind of notice."""
 
 
 class RequestBody(NamedTuple):
@@ -76,6 +99,7 @@ class HttpSink(HttpClient):
             "count": notice.count,
             "since": iso(notice.since),
             "at": iso(notice.at),
+            "runbook": runbook(notice),
         }
         return RequestBody(orjson.dumps(fields), JSON_HEADERS)
 
@@ -151,7 +175,14 @@ def describe(notice: Notice) -> str:
     lasted = f" [lasted {lasted_s}, from {iso(notice.since)} to {iso(notice.at)}]" if notice.state == "resolved" else ""
     after = f"; with it: {', '.join(notice.consequences)}" if notice.consequences else ""
     more = f" ({notice.count} times since {iso(notice.since)})" if notice.count > 1 else ""
-    return f"{state}{notice.cause}: {notice.text}{impact}{after}{lasted}{more}"
+    advice = "" if notice.state == "resolved" or not (place := runbook(notice)) else f"; what to do: {place}"
+    return f"{state}{notice.cause}: {notice.text}{impact}{after}{lasted}{more}{advice}"
+
+
+def runbook(notice: Notice) -> str:
+    """Return the section of the documents that says what to do about a notice; empty if there is nothing to do."""
+    section = RUNBOOKS.get(notice.cause.kind)
+    return "" if section is None else f"docs/operation.md#{section}"
 
 
 def sender_of(settings: Settings) -> str:
