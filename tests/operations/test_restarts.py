@@ -1,4 +1,4 @@
-"""Failures of one process after another, as their file keeps them, and the notices of a crash loop."""
+"""FailedStarts of one process after another, as their file keeps them, and the notices of a crash loop."""
 
 import asyncio
 import os

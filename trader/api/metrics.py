@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trader import __version__
@@ -82,7 +82,7 @@ class _Figures(Collector):
             "trader_disk_free_bytes", "Free space in the working folder.", shutil.disk_usage(".").free
         )
         yield CounterMetricFamily("trader_log_lines_lost", "Lines of the log that were never written.", lost_lines())
-        yield InfoMetricFamily("trader_build", "The version of this process.", {"version": __version__})
+        yield _gauges("trader_build_info", "1; its label is the version of this process.", "version", {__version__: 1})
         yield from _trading_of(app[ACCOUNTS].tally)
         yield _gauges("trader_account_equity", "Equity of an account.", "account", context.portfolio.equity())
         yield from _providers_of(app[PROVIDERS])

@@ -11,14 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
-import asyncpg
-
 from trader.commands.command import Result, command, no_arguments, show
-from trader.core.errors import StartError
+from trader.core.errors import DatabaseUnavailable, StartError
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.leadership import select_leader_schedulers
-from trader.database.pool import Database, place
+from trader.database.pool import DENIED, Database, place
 from trader.database.schema import apply_schema, open_database, select_schema_version
 from trader.exchange.sql.halts import select_has_leader
 from trader.settings.dotenv import add_env_file_option
@@ -112,8 +110,12 @@ async def run_in_database(
             if changes:
                 require_writable(options, target)
             result = await run(options, target)
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise StartError(f"The database user lacks the privileges that this command needs: {error}.") from error
+    except DatabaseUnavailable as error:
+        if error.cause != DENIED:
+            raise
+        raise StartError(
+            f"The database user lacks the privileges that this command needs: {error.__cause__}."
+        ) from error
     facts: dict[str, Any] = {"place": target.place, "service": target.service}
     return result._replace(value={"database": facts, **result.value})
 

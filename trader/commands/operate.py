@@ -41,7 +41,7 @@ from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, U
 from trader.core.money import counted, format_decimal
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import place_of_data
-from trader.database.pool import Database
+from trader.database.pool import DENIED, Database
 from trader.exchange.domain.halts import REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
 from trader.exchange.sql import halts as store
 from trader.exchange.sql.accounts import select_last_marks
@@ -230,6 +230,8 @@ async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabas
     try:
         written = await _write(target.database, verb, options.account, options.reason)
     except DatabaseUnavailable as error:
+        if error.cause == DENIED:
+            raise
         raise StartError(await _describe_unwritten(target, verb, error)) from error
     # Report at once which halts are already in force: the outcome may take a minute.
     show(_describe_written(written), on_stderr=options.json)

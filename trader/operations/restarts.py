@@ -1,4 +1,4 @@
-"""Failures of one process after another: starts back off, and a crash loop is one alarm with a count and an end."""
+"""FailedStarts of one process after another: starts back off, and a crash loop is one alarm with a count and an end."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _KILLED: Final = "it ended without an error, as if it was killed"
 log = logging.getLogger("trader")
 
 
-class Failures(msgspec.Struct, frozen=True):
+class FailedStarts(msgspec.Struct, frozen=True):
     """The failures in a row of processes with one port: `since` the first one, `text` says why the last one failed.
 
     `pid` is the process that runs, or that was killed.
@@ -52,8 +52,8 @@ class Failures(msgspec.Struct, frozen=True):
         times = "once" if self.count == 1 else f"{self.count} times in a row"
         return f"; before, it failed {times} since {iso(self.since)}: {self.text}"
 
-    def and_one(self, text: str, now: datetime) -> "Failures":
-        return Failures(self.count + 1, self.since or now, now, text)
+    def and_one(self, text: str, now: datetime) -> "FailedStarts":
+        return FailedStarts(self.count + 1, self.since or now, now, text)
 
 
 class Restarts:
@@ -61,15 +61,15 @@ class Restarts:
 
     def __init__(self, port: int) -> None:
         self._file = Path(EMBEDDED_FOLDER.parent) / f"failures-{port}.json"
-        self.failures = Failures()
+        self.failures = FailedStarts()
 
     def begin(self, now: datetime) -> None:
         """Read the failures before this process, count one that was killed, and begin."""
-        known = Failures()
+        known = FailedStarts()
         with suppress(OSError, msgspec.MsgspecError):
-            known = decode_json(read_regular(self._file, SMALL_BYTES_MAX), Failures)
+            known = decode_json(read_regular(self._file, SMALL_BYTES_MAX), FailedStarts)
         if known.last is not None and abs((now - known.last).total_seconds()) > _FORGOTTEN_S:
-            known = Failures(pid=known.pid)
+            known = FailedStarts(pid=known.pid)
         if known.pid is not None and (known.pid == os.getpid() or not _lives(known.pid)):
             known = known.and_one(_KILLED, now)
         self._keep(msgspec.structs.replace(known, pid=os.getpid()))
@@ -80,15 +80,15 @@ class Restarts:
 
     def end(self) -> None:
         """Forget everything: this process has run for long enough, or was asked to stop."""
-        self.failures = Failures()
+        self.failures = FailedStarts()
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
     def steady(self) -> None:
         """Forget the failures before this process, which runs on."""
-        self._keep(Failures(pid=os.getpid()))
+        self._keep(FailedStarts(pid=os.getpid()))
 
-    def _keep(self, failures: Failures) -> None:
+    def _keep(self, failures: FailedStarts) -> None:
         self.failures = failures
         try:
             self._file.parent.mkdir(exist_ok=True)

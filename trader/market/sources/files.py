@@ -76,13 +76,13 @@ class Minutes:
     def __init__(self) -> None:
         self.minute = array("q")
         self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in _NAMES)
-        self._columns: Sequence[array[Any]] = self.minute, self.open, self.high, self.low, self.close, self.volume
+        self.columns: Sequence[array[Any]] = self.minute, self.open, self.high, self.low, self.close, self.volume
 
     def __len__(self) -> int:
         return len(self.minute)
 
     def __getitem__(self, place: int) -> FileRow:
-        return FileRow(*(column[place] for column in self._columns))
+        return FileRow(*(column[place] for column in self.columns))
 
     def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
         """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
@@ -104,7 +104,7 @@ class Minutes:
 
     def extend(self, later: "Minutes") -> None:
         """Append candles that are all later than the existing ones."""
-        for column, added in zip(self._columns, later._columns, strict=True):
+        for column, added in zip(self.columns, later.columns, strict=True):
             column.extend(added)
 
 
