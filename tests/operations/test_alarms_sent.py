@@ -17,6 +17,7 @@ import pytest
 from support.sinks import NTFY, SLACK, TELEGRAM, Sinks, sinks
 from support.waiting import becomes, until
 
+from trader.core.clock import SystemClock
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
 from trader.database.pool import Database
 from trader.exchange.domain.account import Trade
@@ -59,10 +60,11 @@ async def alarms_to(
     timeout_s: float = 5.0,
     disk_least: int = 0,
     retry_after_s: tuple[float, ...] = (0.0,),
+    now: Callable[[], datetime] = lambda: AT,
 ) -> AsyncIterator[Alarms]:
     receivers = make_sinks([Secret(url) for url in urls], "here:1", timeout_s=timeout_s)
     alarms = Alarms(
-        receivers, timer=timer, now=lambda: AT, retry_after_s=retry_after_s, disk_least=disk_least, folder=Path("/")
+        receivers, timer=timer, now=now, retry_after_s=retry_after_s, disk_least=disk_least, folder=Path("/")
     )
     try:
         yield alarms
@@ -323,6 +325,30 @@ async def test_a_halt_from_before_the_start_is_reported_when_it_is_over() -> Non
         assert [(body["state"], body["cause"]) for body in await heard(here, "/works")] == [("resolved", "halt")]
 
 
+async def test_what_began_or_ended_while_nobody_led_is_reported_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DATABASE_EVERY_S", 0.01)
+    everyone, ada = (
+        Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason="asked", by="somebody", at=AT)
+        for account_id in (None, "ada")
+    )
+    async with sinks() as here, alarms_to(f"{here.url}/works", now=SystemClock().now) as alarms:
+        alarms.keep_history(database, "here:1")
+        watching = asyncio.create_task(alarms.watch_database(database))
+        for present, notices in (((everyone,), 1), ((everyone, ada), 2), ((ada,), 3), ((), 4)):
+            alarms.is_leader = lambda: False
+            alarms.on_event(HaltsChanged(AT, ()))  # as after a restart, which knows no halt
+            alarms.on_event(HaltsChanged(AT, present))
+            alarms.is_leader = lambda: True
+            await heard(here, "/works", notices)
+            await settled(alarms)
+        assert [(body["state"], body["subject"]) for body in await heard(here, "/works", 4)] == [
+            ("firing", "all accounts"), ("firing", "ada"), ("resolved", "all accounts"), ("resolved", "ada")
+        ]  # fmt: skip
+        watching.cancel()
+
+
 async def test_conditions_are_reported_when_they_start_and_when_they_are_over() -> None:
     now_s = 0.0
     stale = Alarm(AlarmCause("scheduler", "tradeExecutor"), "does not run")
@@ -413,7 +439,7 @@ async def test_problems_that_maintenance_found_and_a_missing_result_are_alarms(d
     async with database.connection() as conn:
         await upsert_maintenance(conn, "audit", 2)
         await upsert_maintenance(conn, "backup", 0)
-    watching = asyncio.create_task(alarms.maintenance.watch(database))
+    watching = asyncio.create_task(alarms.watch_database(database))
     await becomes(
         lambda: [each.alarm.text for each in alarms.present()],
         ["the last audit found 2 problems; its output is in the log of the timer"],
