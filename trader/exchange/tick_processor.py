@@ -221,7 +221,8 @@ class TickProcessor:
             log.warning("that the clock was set is not recorded yet: %s", error)
 
     def _follow_jump(self, jump: timedelta) -> None:
-        log.warning("the clock was set by %s; the ticks applied so far are dated anew", jump)
+        way = "forward" if jump > timedelta(0) else "back"
+        log.warning("the clock was set %s by %s; the ticks applied so far are dated anew", way, abs(jump))
         self._is_caught_up, self._ask_again_at = False, None
         self._seen_until = None if self._seen_until is None else self._seen_until + jump
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump

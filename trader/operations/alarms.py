@@ -189,7 +189,8 @@ class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds; `now` gives the dates of notices.
 
     Each of `sources` returns the current conditions of one part of the service. Only the leader sends notices of halts
-    and maintenance, also those of before it led that nobody reported. The disk of `folder` is nearly full when fewer than `disk_least` bytes are left.
+    and maintenance, also those of before it led that nobody reported. The disk of `folder` is nearly full when fewer
+    than `disk_least` bytes are left.
     """
 
     def __init__(

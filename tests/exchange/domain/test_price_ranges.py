@@ -111,23 +111,30 @@ def test_a_price_that_is_just_reached_is_within_the_ranges(
         assert is_unaffected(account, price_ranges([moment]), rules) is not is_reached
 
 
-def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges() -> None:
-    account, moment = account_with([("BTC", LONG, 20, None, None, None)]), moment_at(1, dict.fromkeys(PRICES, 0))
-    spare = equity(account, moment.marks) - maintenance(account, moment.marks, RULES.markets)
-    for left, is_reached in ((Decimal(0), True), (Decimal("0.00000001"), False)):
-        poor = replace(account, realized=account.realized - spare + left)
-        assert is_affected(poor, moment, RULES) is is_reached
-        assert is_unaffected(poor, price_ranges([moment]), RULES) is not is_reached
+@pytest.mark.parametrize(("side", "shift"), [(LONG, -20), (SHORT, 20)])
+def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges(side: OrderSide, shift: int) -> None:
+    account = account_with([("BTC", side, 20, None, None, None)])
+    quiet, worst = (moment_at(second, {"BTC": change, "ETH": 0}) for second, change in ((1, 0), (2, shift)))
+    spare = equity(account, worst.marks) - maintenance(account, worst.marks, RULES.markets)
+    poor = replace(account, realized=account.realized - spare)
+    assert is_affected(poor, worst, RULES)
+    assert not is_unaffected(poor, price_ranges([worst]), RULES)
+    assert not is_unaffected(poor, price_ranges([quiet, worst]), RULES)
+    richer = replace(poor, realized=poor.realized + Decimal("0.00000001"))
+    assert not is_affected(richer, worst, RULES)
+    assert is_unaffected(richer, price_ranges([worst]), RULES)
 
 
-def test_a_plan_s_date_and_an_hour_of_funding_that_are_just_reached_are_within_the_ranges() -> None:
+def test_a_date_of_a_plan_and_an_hour_of_funding_that_are_just_reached_are_within_the_ranges() -> None:
     account, moment = account_with([("BTC", LONG, 1, None, None, None)]), moment_at(3599, dict.fromkeys(PRICES, 0))
     (position,) = account.positions.values()
-    timed = replace(account, positions={"BTC": replace(position, exit_plan=ExitPlan(time_exit=moment.at))})
-    assert not is_unaffected(timed, price_ranges([moment]), RULES)
-    later = ExitPlan(time_exit=moment.at + timedelta(milliseconds=1))
-    timed = replace(account, positions={"BTC": replace(position, exit_plan=later)})
-    hour = last_boundary(moment.at, RULES.funding_hours("BTC"))
-    for funded_until, is_reached in ((hour - timedelta(milliseconds=1), True), (hour, False)):
-        paid = replace(timed, positions={"BTC": replace(timed.positions["BTC"], funded_until=funded_until)})
-        assert is_unaffected(paid, price_ranges([moment]), RULES) is not is_reached
+    hour, instant = last_boundary(moment.at, RULES.funding_hours("BTC")), timedelta(milliseconds=1)
+    for funded_until, time_exit, is_reached in (
+        (hour, moment.at + instant, False),
+        (hour, moment.at, True),
+        (hour - instant, moment.at + instant, True),
+    ):
+        held = replace(position, funded_until=funded_until, exit_plan=ExitPlan(time_exit=time_exit))
+        changed = replace(account, positions={"BTC": held})
+        assert is_affected(changed, moment, RULES) is is_reached
+        assert is_unaffected(changed, price_ranges([moment]), RULES) is not is_reached

@@ -46,9 +46,9 @@ async def select_alarms(conn: Connection, since: datetime) -> list[PastAlarm]:
     return [PastAlarm(**row) for row in await conn.fetch(SELECT_ALARMS, since)]
 
 
-SELECT_LAST_STATES = (
-    "SELECT DISTINCT ON (cause, subject) cause, subject, state FROM alarm_history ORDER BY 1, 2, id DESC"
-)
+SELECT_LAST_STATES = """
+SELECT DISTINCT ON (cause, subject) cause, subject, state FROM alarm_history ORDER BY cause, subject, id DESC
+"""
 
 
 async def select_last_states(conn: Connection) -> dict[tuple[str, str], str]:
