@@ -20,19 +20,18 @@ LIMITED: Final[dict[str, str]] = {
     "tested in test_limits.py by what it does": """
         agents/domain/tools.py agents/model_warnings.py agents/providers/replies.py api/batch.py api/broadcast.py
         api/response_cache.py api/subscriber.py core/files.py exchange/domain/tick_order.py exchange/service_level.py
-        market/feed.py
-        operations/domain/alarms.py settings/toml_lines.py
+        market/feed.py operations/domain/alarms.py settings/toml_lines.py
     """,
     "tested beside its module by what it does": """
         agents/conversation.py agents/domain/as_written.py agents/domain/strategy.py agents/models_file.py
         agents/providers/client.py agents/providers/confinement.py agents/providers/keys.py
         agents/providers/strategy_process.py agents/providers/taapi.py agents/record.py agents/strategy_files.py
         agents/workflow.py api/connections.py api/health.py api/schemas/evidence.py api/schemas/paging.py
-        api/schemas/positions.py backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py core/clock.py core/inputs.py
-        core/money.py database/embedded/dumps.py database/embedded/folders.py database/embedded/server.py
-        exam/folder.py exchange/domain/halts.py exchange/ledger_writer.py live/account.py live/lighter/account.py
-        live/lighter/api.py live/lighter/market.py live/lighter/orders.py live/lighter/records.py
-        live/lighter/stream.py live/lighter/transactions.py live/outbox.py live/reconciler.py
+        api/schemas/positions.py backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py
+        core/clock.py core/inputs.py core/money.py database/embedded/dumps.py database/embedded/folders.py
+        database/embedded/server.py exam/folder.py exchange/domain/halts.py exchange/ledger_writer.py live/account.py
+        live/lighter/account.py live/lighter/api.py live/lighter/market.py live/lighter/orders.py
+        live/lighter/records.py live/lighter/stream.py live/lighter/transactions.py live/outbox.py live/reconciler.py
         market/candles.py market/sources/downloads.py market/sources/files.py market/sources/recorder.py
         operations/notifications.py portfolio/analytics.py portfolio/tables.py seasons/bundle.py settings/forms.py
     """,
@@ -44,8 +43,8 @@ LIMITED: Final[dict[str, str]] = {
     """,
     "how much is printed, shown or logged of something": """
         agents/calls.py agents/providers/refusals.py agents/reproduction.py agents/verification.py
-        api/dashboard/preview.py api/origins.py api/record.py api/stream_table.py backtest/report.py backtest/workers.py
-        commands/season.py commands/season_plan.py exam/page.py live/lighter/book.py
+        api/dashboard/preview.py api/origins.py api/record.py api/stream_table.py backtest/report.py
+        backtest/workers.py commands/season.py commands/season_plan.py exam/page.py live/lighter/book.py
     """,
     "how much is done at once: the rest follows": """
         agents/providers/attempts.py api/rpc.py exchange/accounts.py exchange/tick_processor.py
