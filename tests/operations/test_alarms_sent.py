@@ -169,6 +169,22 @@ async def test_a_recovered_sink_gets_notices_in_order_and_only_the_end_of_ended_
         assert (outlet.outcomes["sent"], outlet.outcomes["superseded"]) == (2, 1)
 
 
+async def test_the_end_of_an_alarm_drops_no_notice_of_another_subject() -> None:
+    ada, bob = (Alarm(AlarmCause("loss limit", name), "drawdown: 20 %") for name in ("ada", "bob"))
+    async with sinks() as here, alarms_to(f"{here.url}/away", retry_after_s=(0.01,)) as alarms:
+        here.away = True
+        present = [ada, bob]
+        alarms.sources.append(lambda: present)
+        alarms.watch([])
+        present = [bob]
+        alarms.watch([])
+        await heard_times(here, "/away", 2)
+        here.away = False
+        await settled(alarms)
+        taken = [(body["state"], body["subject"]) for body in await heard(here, "/away")][-2:]
+        assert taken == [("firing", "bob"), ("resolved", "ada")]
+
+
 async def test_a_sink_that_refuses_a_notice_is_not_retried() -> None:
     async with sinks() as here, alarms_to(f"telegram+{here.url}{TELEGRAM}?chat_id=nobody!") as alarms:
         alarms.add(LIQUIDATION)

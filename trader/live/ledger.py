@@ -15,6 +15,7 @@ from trader.core.clock import Clock, floor_time
 from trader.core.errors import MarketDataError, TraderError, Unavailable
 from trader.core.events import EventBus
 from trader.core.money import ZERO
+from trader.database.leadership import hold_term
 from trader.database.pool import Connection, Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account, hours_crossed
@@ -82,6 +83,12 @@ class AccountLedger:
         if term is None:
             raise _no_longer()
         return term
+
+    async def hold_term(self) -> None:
+        """Raise `Unavailable` if the term of this process is over, also if it does not know that yet."""
+        async with self._context.database.connection() as conn:
+            if not await hold_term(conn, self.require_term()):
+                raise _no_longer()
 
     def invalidate(self) -> None:
         """Mark memory as stale: the next operation first reads the rows again."""

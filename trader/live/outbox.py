@@ -159,7 +159,7 @@ class Outbox:
         )
 
         async def remember(_: str) -> None:
-            self._ledger.require_term()
+            await self._ledger.hold_term()
 
         outcome = await self._account.orders.place([order], market, remember)
         return None if isinstance(outcome, Placed) else outcome.reason
