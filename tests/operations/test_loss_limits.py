@@ -320,3 +320,17 @@ async def test_a_baseline_that_a_former_term_could_not_record_is_recorded_by_the
         await operated.see(QUIET, after_s=20)
         await operated.see(QUIET, after_s=20)
         assert await recorded() == 1
+
+
+async def test_a_new_term_measures_nothing_before_it_has_read_the_baselines(database: Database) -> None:
+    async with operating(database, ScriptedSource(), ManualClock(START), MAX_DRAWDOWN_PERCENT="5") as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.5", leverage=D(10))
+        operated.limits.stop()
+        await operated.venue.exchange.resign()
+        await operated.venue.exchange.lead()
+        await operated.see({"BTC": "93000"})
+        assert in_force(operated) == []
+        await operated.limits.load(operated.venue.clock.now())
+        await operated.see({"BTC": "93000"})
+        assert in_force(operated) == [("a", HaltCause.DRAWDOWN)]
