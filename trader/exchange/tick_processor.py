@@ -224,7 +224,6 @@ class TickProcessor:
         way = "forward" if jump > timedelta(0) else "back"
         log.warning("the clock was set %s by %s; the ticks applied so far are dated anew", way, abs(jump))
         self._is_caught_up, self._ask_again_at = False, None
-        self._seen_until = None if self._seen_until is None else self._seen_until + jump
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
         self._is_jump_unsaved = self._is_live
