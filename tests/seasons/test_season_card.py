@@ -244,7 +244,7 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
     assert "cat: the account was traded by hand" in json.dumps(card["evidence"])
     assert cat["equity"] != cat["initialCapital"]
     behaviour = {each["modelId"]: each["behaviour"] for each in card["behaviour"]}
-    assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (2, 100)
+    assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (1, 100)
     primary = card["evidence"]["primary"]
     assert (primary["entrant"], primary["against"], primary["alpha"]) == ("ada", "holdNothing", 0.05)
     assert (primary["verdict"], primary["hours"]) == ("better", 180)
