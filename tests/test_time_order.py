@@ -43,7 +43,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "live/lighter/source.py": ("the venue's history, by its own dates", 3),
     "live/lighter/stream.py": ("silence of the connection; a clock set back reconnects", 2),
     "live/lighter/transactions.py": ("the venue's records, by its own dates", 1),
-    "live/outbox.py": ("how long the venue's views may lag; a later date is none", 3),
+    "live/outbox.py": ("how long a closing order is sent again", 1),
     "live/recorded_books.py": ("books of one recording", 3),
     "live/rehearsals.py": ("how old a report is, in days", 1),
     "market/candles.py": ("minutes that are recorded; those of a clock that was ahead are read again", 1),

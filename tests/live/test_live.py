@@ -174,10 +174,12 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
     assert bench.venue.positions() == {}, "an order that the books have written off fills nothing"
 
 
-async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench) -> None:
+@pytest.mark.parametrize("passed_s", [LAG_S, -3600])
+async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench, passed_s: float) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
-    await bench.see({}, after_s=LAG_S)
+    bench.clock.set_by(timedelta(seconds=passed_s))
+    await bench.tell()
     bench.venue.send_faults = ["busy"] * 100
     await bench.synchronize()
     assert "is not open at the venue" in bench.exchange.troubles["apex"]
@@ -585,6 +587,18 @@ async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sou
         await bench.synchronize()
     assert "the venue's balance differs" in bench.exchange.troubles["apex"]
     bench.venue.ledger.trades = trades
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_trades_by_hand_are_booked_although_the_clock_was_ahead_at_the_last_agreement(bench: Bench) -> None:
+    for span in (timedelta(hours=3), -timedelta(hours=3)):
+        bench.clock.set_by(span)
+        await bench.tell()
+        if span > timedelta(0):
+            await bench.synchronize()
+    bench.venue.trade_by_hand("ETH", "0.2")
+    await bench.see({}, after_s=LAG_S)
     await bench.synchronize()
     await bench.agree()
 

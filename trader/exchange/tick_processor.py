@@ -221,8 +221,7 @@ class TickProcessor:
             log.warning("that the clock was set is not recorded yet: %s", error)
 
     def _follow_jump(self, jump: timedelta) -> None:
-        way = "forward" if jump > timedelta(0) else "back"
-        log.warning("the clock was set %s by %s; the ticks applied so far are dated anew", way, abs(jump))
+        log.warning("the clock was set by %+.1f s; the ticks applied so far are dated anew", jump.total_seconds())
         self._is_caught_up, self._ask_again_at = False, None
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
