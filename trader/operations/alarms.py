@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
@@ -277,14 +277,12 @@ class Alarms:
                 async with database.connection() as conn:
                     await self.maintenance.read(conn)
                     if self._unsent and self.is_leader():
-                        self._send_unreported(await select_last_states(conn))
+                        reported = await select_last_states(conn)
+                        unsent, self._unsent = self._unsent, {}
+                        for cause, notice in unsent.items():
+                            if notice.state != reported.get(cause, "resolved"):
+                                self._send(notice)
             await asyncio.sleep(DATABASE_EVERY_S)
-
-    def _send_unreported(self, reported: Mapping[tuple[str, str], str]) -> None:
-        unsent, self._unsent = self._unsent, {}
-        for notice in unsent.values():
-            if notice.state != reported.get(notice.cause, "resolved"):
-                self._send(notice)
 
     def _send(self, notice: Notice) -> None:
         for outlet in self.outlets:
