@@ -603,6 +603,20 @@ async def test_trades_by_hand_are_booked_although_the_clock_was_ahead_at_the_las
     await bench.agree()
 
 
+async def test_funding_is_booked_although_the_clock_was_ahead(bench: Bench) -> None:
+    bench.funding_rate = "0.0003"
+    await bench.buy("0.25", leverage=D(5))
+    for span in (timedelta(hours=3, minutes=20), -timedelta(hours=3, minutes=20)):
+        bench.clock.set_by(span)
+        bench.venue.ahead -= span
+        await bench.tell()
+        await bench.synchronize()
+    await bench.see({"BTC": "95000.0"}, after_s=3600)
+    await bench.synchronize()
+    await bench.agree()
+    assert bench.account().funding != 0
+
+
 async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     bench.venue.trade_by_hand("ETH", "0.2")

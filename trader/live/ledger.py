@@ -210,12 +210,13 @@ class AccountLedger:
         :raises Unavailable: the database cannot answer now, or this process no longer trades
         :raises MarketDataError: the venue does not answer
         """
-        now = self._context.clock.now()
-        hour = floor_time(now, _HOUR)
-        behind = [position.funded_until for position in self.account.positions.values() if position.funded_until < hour]
-        if not behind:
+        if not self.is_funding_awaited:
             return
-        payments = await self.unbooked_payments(records, min(behind))
+        behind = min(position.funded_until for position in self.account.positions.values())
+        payments = await self.unbooked_payments(records, behind)
+        now = self._context.clock.now()
+        now = min(now, records.answered_at or now)  # ours may be ahead
+        hour = floor_time(now, _HOUR)
         until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
         for payment in payments:
             until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
