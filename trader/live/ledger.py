@@ -212,8 +212,9 @@ class AccountLedger:
         """
         if not self.is_funding_awaited:
             return
-        behind = min(position.funded_until for position in self.account.positions.values())
-        payments = await self.unbooked_payments(records, behind)
+        payments = await self.unbooked_payments(
+            records, min(each.funded_until for each in self.account.positions.values())
+        )
         now = self._context.clock.now()
         now = min(now, records.answered_at or now)  # ours may be ahead
         hour = floor_time(now, _HOUR)

@@ -222,8 +222,7 @@ class Alarms:
         self._lost_lines, self._lost_at_s = 0, -math.inf
         self._problems: Sequence[Alarm] = ()
         self._halts: Sequence[Alarm] = ()
-        self._unsent: dict[AlarmCause, Notice] = {}
-        """The latest notices that were for another leader to send, if there was one."""
+        self._unsent: dict[AlarmCause, Notice] = {}  # the latest that were for another leader, if there was one
 
     def keep_history(self, database: Database, sender: str) -> None:
         """Also record every notice from now on in the database, which may be written."""

@@ -53,8 +53,7 @@ SELECT DISTINCT ON (cause, subject) cause, subject, state FROM alarm_history ORD
 
 async def select_last_states(conn: Connection) -> dict[tuple[str, str], str]:
     """Return the state in the last notice of each cause and subject."""
-    rows = await conn.fetch(SELECT_LAST_STATES)
-    return {(row["cause"], row["subject"]): row["state"] for row in rows}
+    return {(row["cause"], row["subject"]): row["state"] for row in await conn.fetch(SELECT_LAST_STATES)}
 
 
 UPSERT_MAINTENANCE = """
