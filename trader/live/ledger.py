@@ -212,13 +212,12 @@ class AccountLedger:
         """
         if not self.is_funding_awaited:
             return
-        payments = await self.unbooked_payments(
-            records, min(each.funded_until for each in self.account.positions.values())
-        )
+        positions = self.account.positions
+        payments = await self.unbooked_payments(records, min(each.funded_until for each in positions.values()))
         now = self._context.clock.now()
         now = min(now, records.answered_at or now)  # ours may be ahead
         hour = floor_time(now, _HOUR)
-        until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
+        until = {symbol: hour for symbol in positions if now - hour > _FUNDING_SHOWN_WITHIN}
         for payment in payments:
             until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
         await self._book_payments(payments, until)

@@ -180,12 +180,8 @@ class Outbox:
         shown = sorted(states.items(), key=lambda item: item[1].venue_index)
         changed = [(standing[index], state) for index, state in shown]
         booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
-        now = self._context.clock.now()
-        gone = (
-            self.cancel(sent)
-            for index, sent in standing.items()
-            if index not in states and interval_elapsed(sent.changed_at + LAG_MAX, LAG_MAX, now)
-        )
+        now, unseen = self._context.clock.now(), [sent for index, sent in standing.items() if index not in states]
+        gone = (self.cancel(each) for each in unseen if interval_elapsed(each.changed_at + LAG_MAX, LAG_MAX, now))
         await run_each(chain(booked, gone))
 
     async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
