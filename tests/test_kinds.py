@@ -104,6 +104,7 @@ KEPT: Final[dict[str, str]] = {
         backtest/answers.py:decide backtest/output.py:keep core/logs.py:filter exchange/idempotent_orders.py:once
         exchange/tick_processor.py:_close_gap exchange/tick_processor.py:_read_missed
         live/lighter/market.py:claim_subscription live/lighter/market.py:quote live/outbox.py:_book_outcome
+        market/sources/recorder.py:_move_to
         portfolio/hour_bounds.py:_breach
     """,
 }  # fmt: skip
