@@ -41,6 +41,7 @@ from trader.core.errors import MarketUnavailable, PayloadTooLarge, SinkUnavailab
 from trader.core.files import decode_json, read_lines, read_regular
 from trader.exchange.domain.order_validation import NOTIONAL_MAX, refusal_of_size
 from trader.exchange.domain.orders import Order, OrderSide
+from trader.exchange.domain.tick_order import DateSpans, add_span
 from trader.exchange.service_level import ServiceLevel
 from trader.market.domain.markets import untimely
 from trader.market.feed import MarketFeed
@@ -377,6 +378,14 @@ async def caches(sizes: list[int]) -> bool:
     return all(kept.find(("a", b"%d" % number), 1) is not None for number in range(len(sizes)))
 
 
+def keeps_first_span(count: int, *_: object) -> bool:
+    spans: DateSpans = ()
+    for number in range(count):
+        spans = add_span(spans, START + 2 * number * MS, START + (2 * number + 1) * MS)
+    assert spans[-1].until == START + (2 * count - 1) * MS, "the latest is kept"
+    return spans[0].since == START
+
+
 async def receives(size: int, *_: object) -> bool:
     bodies = WaitingBodies()
     try:
@@ -480,6 +489,7 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "market: ticks that are remembered": (64, keeps_ticks),
     "market: the age of a price": (30_000, lambda n, *_: untimely(START, START + n * MS) is None),
     "market: a price from the future": (30_000, lambda n, *_: untimely(START + n * MS, START) is None),
+    "exchange: jumps ahead whose dates are known": (8, keeps_first_span),
     "exchange: the notional of an order": (10, lambda n, *_: is_sized(D(n) * 10, NOTIONAL_MAX / 100)),
     "exchange: postings that are no measure": (2, lambda n, *_: not is_slow([3.0] * n)),
     "exchange: how long postings count": (60, lambda n, *_: is_slow([2.5, 2.5, 2.5], n - 5.0)),

@@ -469,3 +469,22 @@ def test_kept_indicators_equal_a_fresh_computation(steps: list[tuple[int, Interv
             assert known == await fresh.indicators("BTC", interval, clock.now())
 
     asyncio.run(check())
+
+
+async def test_a_kept_history_equals_a_fresh_one_in_the_next_hour(database: Database) -> None:
+    async with open_floor(database) as floor:
+        await floor.see()
+        model = (await run_one(floor, hold())).model
+        kept = Observer(database, floor.exchange, floor.market, floor.settings)
+        shown = await floor.provider.shown(model)
+        for hour in range(3):
+            async with database.connection() as conn:
+                await conn.execute(
+                    """INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
+                       VALUES ($1, date_trunc('hour', $2::timestamptz), $3, 10, 1, $4, $2)""",
+                    model.id, floor.clock.now(), floor.exchange.account(model.id).run.id, Decimal(10_000 + 500 * hour),
+                )  # fmt: skip
+            await floor.see(after_s=3600)
+            fresh = Observer(database, floor.exchange, floor.market, floor.settings)
+            now = floor.clock.now()
+            assert await kept.view(model, shown, now) == await fresh.view(model, shown, now)

@@ -383,6 +383,38 @@ async def test_a_bug_in_sending_a_state_is_logged_and_the_next_state_is_sent(cap
     assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True, True]
 
 
+async def test_records_whose_sending_failed_are_sent_with_the_next_state() -> None:
+    records, ids = ["1"], {"last": "5f0c77d1-1"}
+
+    async def load() -> bytes:
+        return f"[{','.join(records)}]".encode()
+
+    broadcaster = StateBroadcaster("trades", load, lambda: ids["last"], StateOptions(spacing_s=0, limit=3))
+    await broadcaster.start()
+    subscriber = join(broadcaster, form=MessageForm(numbered=True))
+    assert b"data: [1]" in await taken(subscriber)
+    last = ids.pop("last")
+    records.insert(0, "2")
+    broadcaster.changed()
+    await until(lambda: broadcaster.failures == 1)
+    ids["last"] = last
+    broadcaster.changed()
+    assert b"data: [2,1]" in await taken(subscriber)
+    await broadcaster.close()
+
+
+async def test_gathered_events_are_sent_before_a_new_sequence_begins() -> None:
+    broadcaster = EventBroadcaster("workflow", EventRing(lambda name: name.encode()))
+    subscriber = join(broadcaster, form=MessageForm(numbered=True))
+    for text in (b"sent", b"gathered"):
+        broadcaster.post("step", text)
+        broadcaster.flush()
+    broadcaster.restart()
+    received = [line for line in subscriber.take().split(b"\n") if line.startswith(b"data: ")]
+    assert received == [b"data: connected", b"data: sent", b"data: gathered", b"data: reset"]
+    await broadcaster.close()
+
+
 async def test_a_hanging_load_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.api.state_broadcast.LOAD_S", 0.02)
     source = Source()

@@ -31,6 +31,7 @@ from trader.api.registry import REGISTRY
 from trader.api.response_cache import Answer, ResponseCache
 from trader.composition.leadership import Coordination, Leadership, TradingParts
 from trader.composition.service import leader_view
+from trader.core.errors import Unavailable
 from trader.core.events import EventBus
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
@@ -49,6 +50,7 @@ from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
+from trader.portfolio.sql import snapshots
 
 READS: list[tuple[str, list[dict[str, object]]]] = [
     ("trading.getPositions", [{}, {"modelId": "m1"}, {"variant": "Apex"}]),
@@ -233,6 +235,20 @@ async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) 
         await reader.close()
 
 
+async def test_a_reader_shows_a_snapshot_of_the_same_minute(desk: PaperBench) -> None:
+    await desk.see_prices()
+    await desk.context.exchange.open_account("m1")
+    reader = Reader(desk)
+    try:
+        for _ in range(2):
+            await reader.look()
+            answer = await reader.call("variants.getVariantHistory", {})
+            assert json.loads(answer.body) == await desk.expected("variants.getVariantHistory", {})
+            await desk.context.portfolio.take_snapshots(desk.clock.now())
+    finally:
+        await reader.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20 if is_nightly() else 2))
 async def test_read_after_write_is_never_stale(desk: PaperBench, seed: int) -> None:
@@ -291,6 +307,17 @@ async def lose_acknowledgement(desk: PaperBench) -> None:
     await desk.accounts.settle("manual")
 
 
+async def lose_snapshot(desk: PaperBench) -> None:
+    """A snapshot whose write was not confirmed may have been written."""
+
+    async def fail(*_: object) -> int:
+        raise Unavailable("the answer was lost")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(snapshots, "insert_snapshots", fail)
+        await desk.context.portfolio.take_snapshots(desk.clock.now())
+
+
 ORDER: dict[str, object] = {"accountId": "manual", "symbol": "BTC", "side": "buy", "quantity": 0.01}
 ACCOUNTS = {"positions", "trades", "rankings", "evidence"}
 HISTORIES = {"histories", "rankings", "evidence"}
@@ -308,6 +335,7 @@ CHANGES: dict[str, tuple[Callable[[PaperBench], Awaitable[object]], set[str]]] =
     "an account read again": (lose_acknowledgement, ACCOUNTS),
     "a model": (change_model, {*ACCOUNTS, *HISTORIES}),
     "a snapshot": (lambda desk: desk.context.portfolio.take_snapshots(desk.clock.now()), HISTORIES),
+    "a snapshot that may have been written": (lose_snapshot, HISTORIES),
     "an invocation": (lambda desk: desk.decide(random.Random(0)), {"rankings", "evidence"}),
     "a term": (end_term, {*ACCOUNTS, *HISTORIES}),
 }

@@ -18,6 +18,7 @@ from support.tasks import ended
 from trader.core.errors import TraderError
 from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderType
+from trader.live.exchange import LiveExchange
 from trader.live.lighter.account import LighterAccounts
 from trader.operations import operator_commands
 from trader.operations.loss_limits import LossLimits
@@ -44,6 +45,7 @@ class LiveSchedule:
         self.task: asyncio.Task[object]
         self.resting: OrderAnswer
         self.killed: list[LighterAccounts] = []
+        self.replaced: list[LiveExchange] = []
 
     async def place(self) -> None:
         await self.bench.buy("0.1", leverage=D(5), exit_plan=PLAN, client_order_id="op")
@@ -122,6 +124,15 @@ class LiveSchedule:
         await self.bench.start()
         await self.bench.tell()
 
+    async def succeed(self) -> None:
+        """Let another process lead, which this one does not notice, as if it had been frozen meanwhile."""
+        self.killed.append(self.bench.venue_accounts)
+        self.replaced.append(self.bench.exchange)
+        await self.bench.start()
+        await self.bench.tell()
+        with suppress(TraderError):
+            await self.bench.synchronize()
+
     # --- the end
 
     async def settle(self) -> None:
@@ -150,6 +161,7 @@ ACTORS: Final[dict[str, Step]] = {
     "lost acknowledgement": LiveSchedule.lose_acknowledgement,
     "lost answer": LiveSchedule.lose_answer,
     "restart": LiveSchedule.restart,
+    "successor": LiveSchedule.succeed,
     "another account": LiveSchedule.trade_elsewhere,
     "parts": LiveSchedule.fill_parts,
     "halt": LiveSchedule.halt,
@@ -184,6 +196,9 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> lis
         gaps.fault, bench.venue.send_faults, bench.venue.fill_share = None, [], D(1)
         if schedule.operations is not None:
             await schedule.operations.close()
+        for exchange in schedule.replaced:
+            exchange.suspend()
+            await exchange.resign()
         for clients in schedule.killed:  # a task that a kill would have ended may have reconnected
             await clients.close()
         for error in (ended, acted):

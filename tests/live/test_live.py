@@ -174,10 +174,12 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
     assert bench.venue.positions() == {}, "an order that the books have written off fills nothing"
 
 
-async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench) -> None:
+@pytest.mark.parametrize("passed_s", [LAG_S, -3600])
+async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench, passed_s: float) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
-    await bench.see({}, after_s=LAG_S)
+    bench.clock.set_by(timedelta(seconds=passed_s))
+    await bench.tell()
     bench.venue.send_faults = ["busy"] * 100
     await bench.synchronize()
     assert "is not open at the venue" in bench.exchange.troubles["apex"]
@@ -587,6 +589,32 @@ async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sou
     bench.venue.ledger.trades = trades
     await bench.synchronize()
     await bench.agree()
+
+
+async def test_trades_by_hand_are_booked_although_the_clock_was_ahead_at_the_last_agreement(bench: Bench) -> None:
+    for span in (timedelta(hours=3), -timedelta(hours=3)):
+        bench.clock.set_by(span)
+        await bench.tell()
+        if span > timedelta(0):
+            await bench.synchronize()
+    bench.venue.trade_by_hand("ETH", "0.2")
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    await bench.agree()
+
+
+async def test_funding_is_booked_although_the_clock_was_ahead(bench: Bench) -> None:
+    bench.funding_rate = "0.0003"
+    await bench.buy("0.25", leverage=D(5))
+    for span in (timedelta(hours=3, minutes=20), -timedelta(hours=3, minutes=20)):
+        bench.clock.set_by(span)
+        bench.venue.ahead -= span
+        await bench.tell()
+        await bench.synchronize()
+    await bench.see({"BTC": "95000.0"}, after_s=3600)
+    await bench.synchronize()
+    await bench.agree()
+    assert bench.account().funding != 0
 
 
 async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_gone(bench: Bench) -> None:

@@ -15,7 +15,9 @@ from support.venue import Venue, agree_with_rows, running
 from trader.core.errors import InvalidInput, MarketDataError
 from trader.database.pool import Database
 from trader.exchange.domain.orders import ExitPlan, OrderType
+from trader.exchange.tick_processor import missed_moments
 from trader.market.domain.markets import MARKETS, Tick
+from trader.market.feed import MarketFeed
 
 MINUTE = timedelta(minutes=1)
 STOP = ExitPlan(stop=Decimal(93000))
@@ -55,6 +57,18 @@ async def holding(database: Database, source: SecretiveSource) -> AsyncIterator[
         await venue.see({"BTC": "94000"})
         await venue.buy("0.1", leverage=Decimal(5), exit_plan=STOP)
         yield venue, clock
+
+
+@pytest.mark.parametrize("count", [1, 59, 60, 61, 120, 121])
+async def test_no_missed_tick_is_left_out_whatever_their_number(count: int) -> None:
+    source = SecretiveSource()
+    for second in range(1, count + 1):
+        source.miss(START + timedelta(seconds=second), {"BTC": str(94000 + second)})
+    market = MarketFeed(source, ManualClock(START))
+    missed = [each async for some in missed_moments(market, START, START + 3 * MINUTE, {}) for each in some]
+    assert [(each.at, each.marks) for each in missed] == [
+        (tick.at, {"BTC": tick.quotes["BTC"].mark}) for tick in source.missed
+    ]
 
 
 async def test_a_stop_within_a_gap_of_the_feed_fires_at_the_time_it_was_reached(database: Database) -> None:

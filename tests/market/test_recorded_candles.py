@@ -62,6 +62,26 @@ async def test_minutes_are_recorded_after_a_clock_that_was_days_ahead(database: 
     ]
 
 
+async def test_a_minute_that_the_source_publishes_late_is_recorded_with_the_next_one(database: Database) -> None:
+    source = ScriptedSource()
+    candles = make_candles(database, source)
+    source.late = MINUTE
+    await candles.record(NOW, since=NOW)
+    source.late = timedelta(0)
+    await candles.record(NOW + MINUTE, since=NOW)
+    read = await candles.read("BTC", MINUTE, END - 3 * MINUTE, END + MINUTE)
+    assert [each.open_time for each in read] == [END + number * MINUTE for number in range(-3, 1)]
+
+
+async def test_a_clock_that_is_ahead_by_more_than_the_retention_drops_a_day_at_most(database: Database) -> None:
+    source = ScriptedSource()
+    candles = make_candles(database, source, CANDLE_RETENTION_DAYS="3")
+    await candles.record(NOW, since=NOW)
+    source.late = 9 * DAY
+    await candles.record(NOW + 9 * DAY, since=NOW)
+    assert len(await candles.read("BTC", MINUTE, END - HOUR, END)) == 60
+
+
 async def test_a_read_has_the_latest_candles_of_its_range_within_its_limit(database: Database) -> None:
     source = SyntheticSource(0, ("BTC",))
     candles = make_candles(database, source)

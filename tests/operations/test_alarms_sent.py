@@ -17,6 +17,7 @@ import pytest
 from support.sinks import NTFY, SLACK, TELEGRAM, Sinks, sinks
 from support.waiting import becomes, until
 
+from trader.core.clock import SystemClock
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
 from trader.database.pool import Database
 from trader.exchange.domain.account import Trade
@@ -59,10 +60,11 @@ async def alarms_to(
     timeout_s: float = 5.0,
     disk_least: int = 0,
     retry_after_s: tuple[float, ...] = (0.0,),
+    now: Callable[[], datetime] = lambda: AT,
 ) -> AsyncIterator[Alarms]:
     receivers = make_sinks([Secret(url) for url in urls], "here:1", timeout_s=timeout_s)
     alarms = Alarms(
-        receivers, timer=timer, now=lambda: AT, retry_after_s=retry_after_s, disk_least=disk_least, folder=Path("/")
+        receivers, timer=timer, now=now, retry_after_s=retry_after_s, disk_least=disk_least, folder=Path("/")
     )
     try:
         yield alarms
@@ -165,6 +167,22 @@ async def test_a_recovered_sink_gets_notices_in_order_and_only_the_end_of_ended_
         assert taken == [("event", "liquidation"), ("resolved", "database")]
         (outlet,) = alarms.outlets
         assert (outlet.outcomes["sent"], outlet.outcomes["superseded"]) == (2, 1)
+
+
+async def test_the_end_of_an_alarm_drops_no_notice_of_another_subject() -> None:
+    ada, bob = (Alarm(AlarmCause("loss limit", name), "drawdown: 20 %") for name in ("ada", "bob"))
+    async with sinks() as here, alarms_to(f"{here.url}/away", retry_after_s=(0.01,)) as alarms:
+        here.away = True
+        present = [ada, bob]
+        alarms.sources.append(lambda: present)
+        alarms.watch([])
+        present = [bob]
+        alarms.watch([])
+        await heard_times(here, "/away", 2)
+        here.away = False
+        await settled(alarms)
+        taken = [(body["state"], body["subject"]) for body in await heard(here, "/away")][-2:]
+        assert taken == [("firing", "bob"), ("resolved", "ada")]
 
 
 async def test_a_sink_that_refuses_a_notice_is_not_retried() -> None:
@@ -323,6 +341,30 @@ async def test_a_halt_from_before_the_start_is_reported_when_it_is_over() -> Non
         assert [(body["state"], body["cause"]) for body in await heard(here, "/works")] == [("resolved", "halt")]
 
 
+async def test_what_began_or_ended_while_nobody_led_is_reported_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DATABASE_EVERY_S", 0.01)
+    everyone, ada = (
+        Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason="asked", by="somebody", at=AT)
+        for account_id in (None, "ada")
+    )
+    async with sinks() as here, alarms_to(f"{here.url}/works", now=SystemClock().now) as alarms:
+        alarms.keep_history(database, "here:1")
+        watching = asyncio.create_task(alarms.watch_database(database))
+        for present, notices in (((everyone,), 1), ((everyone, ada), 2), ((ada,), 3), ((), 4)):
+            alarms.is_leader = lambda: False
+            alarms.on_event(HaltsChanged(AT, ()))  # as after a restart, which knows no halt
+            alarms.on_event(HaltsChanged(AT, present))
+            alarms.is_leader = lambda: True
+            await heard(here, "/works", notices)
+            await settled(alarms)
+        assert [(body["state"], body["subject"]) for body in await heard(here, "/works", 4)] == [
+            ("firing", "all accounts"), ("firing", "ada"), ("resolved", "all accounts"), ("resolved", "ada")
+        ]  # fmt: skip
+        watching.cancel()
+
+
 async def test_conditions_are_reported_when_they_start_and_when_they_are_over() -> None:
     now_s = 0.0
     stale = Alarm(AlarmCause("scheduler", "tradeExecutor"), "does not run")
@@ -413,7 +455,7 @@ async def test_problems_that_maintenance_found_and_a_missing_result_are_alarms(d
     async with database.connection() as conn:
         await upsert_maintenance(conn, "audit", 2)
         await upsert_maintenance(conn, "backup", 0)
-    watching = asyncio.create_task(alarms.maintenance.watch(database))
+    watching = asyncio.create_task(alarms.watch_database(database))
     await becomes(
         lambda: [each.alarm.text for each in alarms.present()],
         ["the last audit found 2 problems; its output is in the log of the timer"],

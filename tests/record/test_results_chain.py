@@ -30,7 +30,7 @@ from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
 from trader.portfolio.sql.seasons import insert_season_record
 from trader.portfolio.sql.snapshots import insert_snapshots
 from trader.record.domain.results import BEGIN
-from trader.record.results import record_results
+from trader.record.results import SETTLED_AFTER, record_results
 from trader.record.sql.chain import insert_record
 from trader.record.sql.results import select_states
 
@@ -321,6 +321,17 @@ async def test_manual_trades_and_the_plan_of_a_closed_position_stay_in_the_recor
         async with season.database.connection() as conn:
             await conn.execute(statement)
         assert any(expected in text for text in await _found(season.database)), statement
+
+
+async def test_an_hour_is_recorded_only_once_it_is_over(season: Floor) -> None:
+    await _hour(season)
+    begun = season.clock.now().replace(minute=0, second=0, microsecond=0)
+    assert season.exchange.term is not None
+    await record_results(season.database, season.exchange.term, begun + SETTLED_AFTER)
+    async with season.database.connection() as conn:
+        assert await conn.fetchval("SELECT max(hour) FROM portfolio_hourly") == begun
+        recorded = await conn.fetchval("SELECT max(hour) FROM chain_marks WHERE account_id NOT LIKE 'candles/%'")
+    assert recorded < begun
 
 
 async def test_a_clock_set_back_adds_nothing_to_an_hour_that_is_recorded(season: Floor) -> None:

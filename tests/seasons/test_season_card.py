@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -243,7 +244,7 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
     assert "cat: the account was traded by hand" in json.dumps(card["evidence"])
     assert cat["equity"] != cat["initialCapital"]
     behaviour = {each["modelId"]: each["behaviour"] for each in card["behaviour"]}
-    assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (2, 100)
+    assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (1, 100)
     primary = card["evidence"]["primary"]
     assert (primary["entrant"], primary["against"], primary["alpha"]) == ("ada", "holdNothing", 0.05)
     assert (primary["verdict"], primary["hours"]) == ("better", 180)
@@ -253,6 +254,11 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
     report = report_data(published.folder / "report.html")
     assert {model["account"]["name"] for model in report["models"]} == {"Model ada", "Model bob", "Model cat"}
     assert (report["start"], report["end"]) == ("2026-03-04T10:00:00.000Z", "2026-03-11T21:59:00.000Z")
+    for account in (model["account"] for model in report["models"]):
+        parts = {name: Decimal(account[name]) for name in ("gross", "unrealized", "funding", "insurance")}
+        costs = Decimal(account["fees"]) + Decimal(account["liquidationFees"])
+        gained = Decimal(account["equity"]) - Decimal(account["initialCapital"])
+        assert gained == sum(parts.values()) - costs, "every part has its sign"
     for path in leaves(card):
         other = deepcopy(card)
         inner = other

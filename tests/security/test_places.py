@@ -76,6 +76,8 @@ async def test_an_operator_frees_the_slot_of_an_account_that_has_never_traded(da
         (left,) = (await operated.do(Verb.REMOVE, "trader")).left
         assert left.reason == "it has traded or belongs to a model, and is kept"
         assert set(venue.exchange.accounts) == {"trader"}
+        await operated.halts.load()
+        assert list(operated.halts.in_force) == [], "its halt went with it"
         assert (await venue.buy("0.01", account_id="third")).status is OrderStatus.FILLED
         async with database.connection() as conn:
             for table in ("accounts", "runs", "order_requests", "limit_orders"):

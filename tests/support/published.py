@@ -126,8 +126,11 @@ async def _add_trades(conn: Connection, model_id: str, *, by_hand: bool) -> None
 
 
 async def _add_decisions(conn: Connection, model_id: str, entrant: Entrant) -> None:
-    """Add a decision before the season and two in it, which move a stop, and a missed cycle before and in it."""
-    for at in (START + 5 * HOUR, START + 29.5 * HOUR, START + 59.5 * HOUR):
+    """Add a decision before the season and two in it, which move a stop, and a missed cycle before and in it.
+
+    The first of each in the season are of its very start.
+    """
+    for at in (START + 5 * HOUR, RULES.start, START + 59.5 * HOUR):
         invocation = await add_invocation(conn, model_id, at)
         call = ToolCall(
             id=id_of("call", model_id, at), invocation_id=invocation, number=1, type="UPDATE_EXIT_PLAN", status="ok",
@@ -136,8 +139,8 @@ async def _add_decisions(conn: Connection, model_id: str, entrant: Entrant) -> N
         await insert_tool_call(conn, call)
         await conn.execute("UPDATE invocations SET entrant = 1 WHERE id = $1", invocation)
         await append_interrupted(conn, invocation)
-    for hour in (6, 30):
-        await upsert_missed_cycles(conn, [entrant], START + hour * HOUR)
+    for at in (START + 6 * HOUR, RULES.start):
+        await upsert_missed_cycles(conn, [entrant], at)
 
 
 async def add_entrant(conn: Connection, model_id: str, seed: int, drift: float, *, by_hand: bool = False) -> None:

@@ -30,12 +30,16 @@ SEEN: Final = "exchange/test_seen_ticks.py"
 SAFETY: Final = "exchange/test_safety.py"
 AT_ONCE: Final = "exchange/test_exchange.py::test_more_accounts_trade_at_once_than_one_statement_posts"
 BUDGETS: Final = "agents/test_budgets.py::test_what_is_kept_of_budgets_equals_a_fresh_computation"
+ALARMS: Final = "operations/test_alarms_sent.py"
 CANDLES: Final = "market/test_market_candles.py"
 INDICATORS: Final = "agents/test_workflow.py::test_kept_indicators_equal_a_fresh_computation"
 LIMITS: Final = "test_limits.py"
+LOSSES: Final = "operations/test_loss_limits.py"
 MEMORY: Final = "exchange/test_exchange.py::test_memory_versions_and_depth_equal_the_rows_after_any_history"
 MINUTES: Final = "market/test_recorded_candles.py"
+RANGES: Final = "exchange/domain/test_price_ranges.py"
 READERS: Final = "api/test_broadcast.py"
+RESULT: Final = "seasons/test_season_card.py::test_a_result_is_complete_and_of_the_season"
 ROLLUPS: Final = "portfolio/sql/test_portfolio_store.py"
 RUNS: Final = "portfolio/test_analytics.py::test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history"
 TOKENS: Final = "api/test_kept_answers.py::test_each_change_alters_the_tokens_of_what_it_changes"
@@ -101,6 +105,31 @@ _KINDS: Final = (
     Mutant("tables may be nested one deeper", "the outermost is none", "settings/toml_lines.py", [("_is_flat(values, DEPTH_MAX)", "_is_flat(values, DEPTH_MAX + 1)")], [LIMITS]),
     Mutant("the last moment of an input is refused", "it is after the end", "core/clock.py", [("if not EPOCH <= utc <= INPUT_TIME_MAX:", "if not EPOCH <= utc < INPUT_TIME_MAX:")], [LIMITS]),
     Mutant("a rearranged row of the wire is cut at the wrong end", "the last ones are the newest", "api/broadcast.py", [("islice(self._events, seen - kept_from, None)", "islice(self._events, seen - kept_from + 1, None)")], [LIMITS]),
+    Mutant("the gains of open positions have the other sign", "they are what others lack", "seasons/standings.py", [("unrealized=equity - capital - others", "unrealized=capital - equity + others")], [RESULT]),
+    Mutant("a decision of a season's first moment came before it", "the season begins after it", "seasons/record_reader.py", [("if self._start <= each.started_at < self._until]", "if self._start < each.started_at < self._until]")], [RESULT]),
+    Mutant("a missed cycle of a season's first moment came before it", "the season begins after it", "seasons/record_reader.py", [("and self._start <= _moment(row[\"missed_at\"]) < self._until", "and self._start < _moment(row[\"missed_at\"]) < self._until")], [RESULT]),
+    Mutant("equity of exactly the maintenance margin is unaffected", "it is not below it", "exchange/domain/tick_rules.py", [("return not account.positions or worst > required", "return not account.positions or worst >= required")], [RANGES]),
+    Mutant("the maintenance of a range is that of its lowest price", "losses come from falls", "exchange/domain/tick_rules.py", [("maintenance(position.quantity * reached.highest_mark)", "maintenance(position.quantity * reached.lowest_mark)")], [RANGES]),
+    Mutant("a range that ends at a plan's date does not reach it", "it is not over", "exchange/domain/tick_rules.py", [("(plan.time_exit is not None and until >= plan.time_exit):\n        return True\n    protecting", "(plan.time_exit is not None and until > plan.time_exit):\n        return True\n    protecting")], [RANGES]),
+    Mutant("a stop that a range just touches is not reached", "it has not been crossed", "exchange/domain/tick_rules.py", [("reached.lowest_mark <= price for price in falling_to", "reached.lowest_mark < price for price in falling_to")], [RANGES]),
+    Mutant("the last of a batch of missed ticks is left out", "the next batch begins with it", "exchange/tick_processor.py", [("                yield moments\n                moments = []", "                yield moments[:-1]\n                moments = []")], ["market/test_market_gaps.py"]),
+    Mutant("the earliest jumps of a clock are kept", "they come first", "exchange/domain/tick_order.py", [("DateSpan(since, until)])[-SPANS_MAX:]", "DateSpan(since, until)])[:SPANS_MAX]")], [LIMITS]),
+    Mutant("records whose sending failed are known", "they had been made", "api/state_broadcast.py", [("                self._records = []  # some may not have been sent\n", "")], [READERS]),
+    Mutant("followers learn of snapshots with the next minute", "the minute is part of the token", "composition/leadership.py", [("            self._portfolio.note_written()", "            pass")], ["api/test_kept_answers.py::test_a_reader_shows_a_snapshot_of_the_same_minute"]),
+    Mutant("a snapshot that was not confirmed was not written", "the write has failed", "portfolio/snapshots.py", [("        finally:\n            self.version += 1  # an unconfirmed write may have succeeded\n", "        finally:\n            pass\n        self.version += 1\n")], [TOKENS]),
+    Mutant("a history is kept until the next booking", "only bookings change it", "agents/observer.py", [("(history.run_id, history.sequence, history.hour) == key", "(history.run_id, history.sequence) == key[:2]")], ["agents/test_workflow.py"]),
+    Mutant("a tick of a former term clears the starts of the hour", "the hour is over", "portfolio/hour_bounds.py", [("                if self._exchange.term != term:\n                    return  # in the meantime, the next term has loaded the equity at the start of its hour\n", "")], ["portfolio/test_hour_bounds.py"]),
+    Mutant("baselines that were refused count as recorded", "the statement succeeded", "operations/loss_limits.py", [("        if self._exchange.term == term:  # in another one, nothing was recorded, or the baselines were read again\n            self._saved", "        self._saved")], [LOSSES]),
+    Mutant("losses are measured before the baselines are read", "the former ones will do", "operations/loss_limits.py", [("    def stop(self) -> None:\n        self._due = None", "    def stop(self) -> None:\n        pass")], [LOSSES]),
+    Mutant("a restart forgets that a halt was lifted today", "the day has a first equity", "operations/domain/loss_limits.py", [("if baseline.day < day and first_today is not None:", "if first_today is not None:")], ["operations/domain/test_limits.py"]),
+    Mutant("halts of before the lead are for others to report", "there was another leader", "operations/alarms.py", [("                self._unsent[notice.cause] = notice\n", "                pass\n")], [ALARMS]),
+    Mutant("every leader reports the halts in force", "they are in force", "operations/alarms.py", [("if notice.state != reported.get(cause, \"resolved\"):", "if notice.state:")], [ALARMS]),
+    Mutant("the end of an alarm drops the notices of its kind", "they are about the same", "operations/alarms.py", [("if each[0].cause != notice.cause]", "if each[0].cause.kind != notice.cause.kind]")], [ALARMS]),
+    Mutant("the halt of a removed account stays", "there is nothing to halt", "operations/operator_commands.py", [("                await store.update_halts_lifted(conn, command.account_id, command.asked_by)", "                pass")], ["security/test_places.py"]),
+    Mutant("an order is recorded in a term that has just ended", "the term was read", "live/sql/venue_orders.py", [("WHERE EXISTS (SELECT FROM service_state WHERE term = $2 FOR SHARE)", "WHERE (SELECT term FROM service_state) = $2")], [live_pair("live order", "successor")]),
+    Mutant("an hour is recorded while it lasts", "it has begun", "record/sql/results.py", [("'-infinity') AND hour < $1", "'-infinity') AND hour <= $1")], ["record/test_results_chain.py"]),
+    Mutant("a minute that comes late is never recorded", "it was asked for", "market/candles.py", [("stop if not is_latest else candles[-1].open_time + _MINUTE if candles else start", "stop")], [MINUTES]),
+    Mutant("a clock that is ahead drops every minute", "they are old", "market/candles.py", [("min(now, newest + _DAY) - self._retention", "now - self._retention")], [MINUTES]),
 )
 # fmt: on
 

@@ -188,7 +188,7 @@ async def watch(app: web.Application) -> AsyncIterator[None]:
     """Log and report problems while the application runs."""
     app[PROBE] = DatabaseProbe(app[DATABASE])
     app[ALARMS].sources.append(partial(_degradations, app))
-    maintenance = tasks.keep(partial(app[ALARMS].maintenance.watch, app[DATABASE]), "maintenance")
+    maintenance = tasks.keep(partial(app[ALARMS].watch_database, app[DATABASE]), "maintenance")
     watching = tasks.keep(partial(_watch, app), "health")
     yield
     await tasks.end(watching, maintenance)

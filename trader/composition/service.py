@@ -230,9 +230,7 @@ def _make_context(
 def _coordinate(base: _Foundations, context: Context, alarms: Alarms) -> Coordination:
     """Return what binds this process to the others of its database. A reader has no lock."""
     writer = RelayWriter(base.database, base.events, lambda: leader_view(context, alarms), ENCODER.encode)
-    # A silent leader's lock is freed only on paper: a venue cannot refuse the orders of a leader whose term is over.
-    silence_s = SILENCE_S if base.external.venue_accounts is None else 0
-    lock = None if base.leader is not None else LeaderLock(base.external.dsn, silence_s)
+    lock = None if base.leader is not None else LeaderLock(base.external.dsn, SILENCE_S)
     return Coordination(lock, writer, base.relay)
 
 

@@ -221,9 +221,8 @@ class TickProcessor:
             log.warning("that the clock was set is not recorded yet: %s", error)
 
     def _follow_jump(self, jump: timedelta) -> None:
-        log.warning("the clock was set by %s; the ticks applied so far are dated anew", jump)
+        log.warning("the clock was set by %+.1f s; the ticks applied so far are dated anew", jump.total_seconds())
         self._is_caught_up, self._ask_again_at = False, None
-        self._seen_until = None if self._seen_until is None else self._seen_until + jump
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
         self._is_jump_unsaved = self._is_live

@@ -15,6 +15,7 @@ from trader.core.clock import Clock, floor_time
 from trader.core.errors import MarketDataError, TraderError, Unavailable
 from trader.core.events import EventBus
 from trader.core.money import ZERO
+from trader.database.leadership import hold_term
 from trader.database.pool import Connection, Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account, hours_crossed
@@ -82,6 +83,12 @@ class AccountLedger:
         if term is None:
             raise _no_longer()
         return term
+
+    async def hold_term(self) -> None:
+        """Raise `Unavailable` if the term of this process is over, also if it does not know that yet."""
+        async with self._context.database.connection() as conn:
+            if not await hold_term(conn, self.require_term()):
+                raise _no_longer()
 
     def invalidate(self) -> None:
         """Mark memory as stale: the next operation first reads the rows again."""
@@ -203,13 +210,14 @@ class AccountLedger:
         :raises Unavailable: the database cannot answer now, or this process no longer trades
         :raises MarketDataError: the venue does not answer
         """
-        now = self._context.clock.now()
-        hour = floor_time(now, _HOUR)
-        behind = [position.funded_until for position in self.account.positions.values() if position.funded_until < hour]
-        if not behind:
+        if not self.is_funding_awaited:
             return
-        payments = await self.unbooked_payments(records, min(behind))
-        until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
+        positions = self.account.positions
+        payments = await self.unbooked_payments(records, min(each.funded_until for each in positions.values()))
+        now = self._context.clock.now()
+        now = min(now, records.answered_at or now)  # ours may be ahead
+        hour = floor_time(now, _HOUR)
+        until = {symbol: hour for symbol in positions if now - hour > _FUNDING_SHOWN_WITHIN}
         for payment in payments:
             until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
         await self._book_payments(payments, until)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from trader.core.clock import interval_elapsed
 from trader.core.errors import MarketDataError, Unavailable
 from trader.core.events import VenueDiffers
 from trader.core.money import ZERO, format_decimal
@@ -112,7 +113,7 @@ class Outbox:
         """Return whether a report of the venue may be older than the last change in the market, or in any."""
         changes = self._changed_at.values() if symbol is None else filter(None, [self._changed_at.get(symbol)])
         now = self._context.clock.now()
-        return any(timedelta(0) <= now - changed_at < LAG_MAX for changed_at in changes)
+        return not all(interval_elapsed(changed_at + LAG_MAX, LAG_MAX, now) for changed_at in changes)
 
     async def refresh(self) -> None:
         """Make sure that memory matches the rows and that the venue is reachable.
@@ -159,7 +160,7 @@ class Outbox:
         )
 
         async def remember(_: str) -> None:
-            self._ledger.require_term()
+            await self._ledger.hold_term()
 
         outcome = await self._account.orders.place([order], market, remember)
         return None if isinstance(outcome, Placed) else outcome.reason
@@ -179,10 +180,8 @@ class Outbox:
         shown = sorted(states.items(), key=lambda item: item[1].venue_index)
         changed = [(standing[index], state) for index, state in shown]
         booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
-        before = self._context.clock.now() - LAG_MAX
-        gone = (
-            self.cancel(sent) for index, sent in standing.items() if index not in states and sent.changed_at <= before
-        )
+        now, unseen = self._context.clock.now(), [sent for index, sent in standing.items() if index not in states]
+        gone = (self.cancel(each) for each in unseen if interval_elapsed(each.changed_at + LAG_MAX, LAG_MAX, now))
         await run_each(chain(booked, gone))
 
     async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:

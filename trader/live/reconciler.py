@@ -189,6 +189,7 @@ class Reconciler:
         ledger, records, context = self._ledger, self._outbox.records, self._context
         now = context.clock.now()
         behind = min((records.answered_at or now) - now, timedelta(0))  # dates in the ledger are of our clock
+        self._agreed_at = min(self._agreed_at, now)  # the clock may have been ahead
         since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE) + behind
         fills = [trade for trade in await records.fills_since(since) if trade.symbol == symbol]
         unbooked = await ledger.unbooked(fills)

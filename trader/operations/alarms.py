@@ -22,13 +22,13 @@ from trader.core.clock import JumpWatch, SystemClock
 from trader.core.errors import SinkUnavailable, Unavailable
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
 from trader.core.logs import lost_lines
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.exchange.domain.orders import Cause
 from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
 from trader.operations.domain import alarms as rules
 from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Condition, Notice, NoticeKind
 from trader.operations.notifications import Heartbeat, NotificationSink
-from trader.operations.sql.history import MaintenanceRun, insert_alarm, select_maintenance
+from trader.operations.sql.history import MaintenanceRun, insert_alarm, select_last_states, select_maintenance
 
 log = logging.getLogger("trader.operations")
 
@@ -50,8 +50,8 @@ CLOCK_STEADY_S: Final = 45.0
 HEARTBEAT_EVERY_S: Final = 60.0
 """Real seconds between pings of a dead man's switch service."""
 
-MAINTENANCE_EVERY_S: Final = 10.0
-"""Real seconds between looks at the results of maintenance."""
+DATABASE_EVERY_S: Final = 10.0
+"""Real seconds between looks at the results of maintenance, and at what earlier leaders reported."""
 
 MISSING_S: Final = 26 * 3600.0
 """The age at which the result of a nightly task is missing: a day, and what its timer may be late by."""
@@ -166,14 +166,9 @@ class Maintenance:
         self._timer = timer
         self._read_s = 0.0
 
-    async def watch(self, database: Database) -> None:
-        """Read them from the database until canceled."""
-        while True:
-            with suppress(Unavailable):  # the last figures grow older until the database answers
-                async with database.connection() as conn:
-                    self.runs = await select_maintenance(conn)
-                self._read_s = self._timer()
-            await asyncio.sleep(MAINTENANCE_EVERY_S)
+    async def read(self, conn: Connection) -> None:
+        self.runs = await select_maintenance(conn)
+        self._read_s = self._timer()
 
     def success_age_s(self, run: MaintenanceRun) -> float | None:
         """Return the present age of a run's last success; None without one."""
@@ -194,7 +189,8 @@ class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds; `now` gives the dates of notices.
 
     Each of `sources` returns the current conditions of one part of the service. Only the leader sends notices of halts
-    and maintenance. The disk of `folder` is nearly full when fewer than `disk_least` bytes are left.
+    and maintenance, also those of before it led that nobody reported. The disk of `folder` is nearly full when fewer
+    than `disk_least` bytes are left.
     """
 
     def __init__(
@@ -226,6 +222,7 @@ class Alarms:
         self._lost_lines, self._lost_at_s = 0, -math.inf
         self._problems: Sequence[Alarm] = ()
         self._halts: Sequence[Alarm] = ()
+        self._unsent: dict[AlarmCause, Notice] = {}  # the latest that were for another leader, if there was one
 
     def keep_history(self, database: Database, sender: str) -> None:
         """Also record every notice from now on in the database, which may be written."""
@@ -266,8 +263,25 @@ class Alarms:
             known = before.get(cause)
             self.counts[cause.kind] += condition.count - (0 if known is None else known.count)
         for notice in due:
-            if notice.cause.kind not in ("halt", "loss limit", "maintenance") or self.is_leader():
+            if notice.cause.kind in ("halt", "loss limit", "maintenance") and not self.is_leader():
+                self._unsent[notice.cause] = notice
+            else:
+                self._unsent.pop(notice.cause, None)
                 self._send(notice)
+
+    async def watch_database(self, database: Database) -> None:
+        """Read the results of maintenance, and send what nobody reported before this process led, until canceled."""
+        while True:
+            with suppress(Unavailable):  # the last figures grow older until the database answers
+                async with database.connection() as conn:
+                    await self.maintenance.read(conn)
+                    if self._unsent and self.is_leader():
+                        reported = await select_last_states(conn)
+                        unsent, self._unsent = self._unsent, {}
+                        for cause, notice in unsent.items():
+                            if notice.state != reported.get(cause, "resolved"):
+                                self._send(notice)
+            await asyncio.sleep(DATABASE_EVERY_S)
 
     def _send(self, notice: Notice) -> None:
         for outlet in self.outlets:

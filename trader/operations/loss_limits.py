@@ -153,4 +153,5 @@ class LossLimits:
         except Unavailable as error:
             log.warning("the baselines of the loss limits have not been recorded yet: %s", error)
             return
-        self._saved.update(changed)
+        if self._exchange.term == term:  # in another one, nothing was recorded, or the baselines were read again
+            self._saved.update(changed)

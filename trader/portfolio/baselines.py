@@ -19,6 +19,7 @@ from trader.agents.variants import VARIANTS
 from trader.core.clock import Clock, JumpWatch, interval_elapsed, iso
 from trader.core.errors import MarketUnavailable
 from trader.core.variant_id import VariantId
+from trader.database.leadership import hold_term
 from trader.database.pool import Database
 from trader.exchange.domain.account import Marks, has_marks
 from trader.exchange.domain.ledger import Posting, unopened_account
@@ -215,10 +216,12 @@ class Baselines:
                 due.append((follower, snapshot))
         saved = {each.baseline.id: self._followers[each.baseline.id].state for each in changed}
         async with self._database.transaction() as conn:
-            await insert_snapshots(conn, [snapshot for _, snapshot in due], term)
-            await store.upsert_baselines(conn, changed, term)
+            if not await hold_term(conn, term):
+                return
+            await insert_snapshots(conn, [snapshot for _, snapshot in due])
+            await store.upsert_baselines(conn, changed)
             if seen_until is not None:  # as of the states: ticks keep arriving during the write
-                await store.update_baselines_seen(conn, seen_until, term)
+                await store.update_baselines_seen(conn, seen_until)
         for baseline_id, state in saved.items():
             follower = self._followers[baseline_id]
             follower.is_saved = follower.state is state  # it may have changed during the write

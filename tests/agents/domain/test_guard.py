@@ -250,7 +250,9 @@ def test_reversal_closes_and_opens() -> None:
     assert refused(opening(quantity=0.51), now).rule == "notional", "the size after the reversal counts"
 
 
-@pytest.mark.parametrize(("age_s", "passes"), [(0, False), (60, False), (180, False), (180.001, True), (240, True)])
+@pytest.mark.parametrize(
+    ("age_s", "passes"), [(0, False), (60, False), (180, False), (180.001, True), (240, True), (-3600, True)]
+)
 def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
     last = {"BTC": LastTrade(Side.SHORT, NOW - timedelta(seconds=age_s))}
     for positions in ((held("BTC", Side.SHORT, "0.2"),), ()):  # closing first makes no difference

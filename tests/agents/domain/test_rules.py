@@ -368,9 +368,9 @@ def test_after_an_exit_three_candles_must_close(variant: VariantId) -> None:
     boundary = NOW - (NOW - datetime(2025, 1, 8, tzinfo=UTC)) % span
     entered = [
         bool(run(variant, view(market(SIGNALS[variant], interval), trades=(traded(closed_at),)))[0])
-        for closed_at in (NOW, boundary - 2 * span, boundary - 2 * span - timedelta(milliseconds=1))
+        for closed_at in (NOW, boundary - 2 * span, boundary - 2 * span - timedelta(milliseconds=1), NOW + 9 * span)
     ]
-    assert entered == [False, False, True]
+    assert entered == [False, False, True, True], "the last is the date of a clock that was ahead"
 
 
 @every_variant

@@ -3,13 +3,14 @@
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.books import RULES
 from support.scripted import START, make_tick
 
-from trader.exchange.domain.account import Account, Run
+from trader.exchange.domain.account import Account, Run, equity, last_boundary, maintenance
 from trader.exchange.domain.ledger import row_id
 from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType
 from trader.exchange.domain.rules import place
@@ -83,3 +84,57 @@ def test_a_quiet_minute_leaves_a_safe_position_unaffected() -> None:
     assert is_unaffected(account, price_ranges(moments), RULES)
     fallen = [*moments, moment_at(61, {"BTC": -51, "ETH": 0})]
     assert not is_unaffected(account, price_ranges(fallen), RULES)
+
+
+LONG, SHORT = OrderSide.BUY, OrderSide.SELL
+
+
+@pytest.mark.parametrize(
+    ("order", "reached", "missed"),
+    [
+        pytest.param(("BTC", LONG, 1, 10, None, None), -10, -9, id="stop of a long position"),
+        pytest.param(("BTC", SHORT, 1, 10, None, None), 10, 9, id="stop of a short position"),
+        pytest.param(("BTC", LONG, 1, None, 10, None), 10, 9, id="target of a long position"),
+        pytest.param(("BTC", SHORT, 1, None, 10, None), -10, -9, id="target of a short position"),
+        pytest.param(("BTC", LONG, 1, None, None, 10), -10, -9, id="limit of a bid"),
+        pytest.param(("BTC", SHORT, 1, None, None, 10), 10, 9, id="limit of an ask"),
+    ],
+)
+def test_a_price_that_is_just_reached_is_within_the_ranges(
+    order: tuple[str, OrderSide, int, int | None, int | None, int | None], reached: int, missed: int
+) -> None:
+    account, rules = account_with([order]), replace(RULES, limit_fills="touch")
+    assert account.positions or account.resting
+    for shift, is_reached in ((reached, True), (missed, False)):
+        moment = moment_at(1, {"BTC": shift, "ETH": 0})
+        assert is_affected(account, moment, rules) is is_reached
+        assert is_unaffected(account, price_ranges([moment]), rules) is not is_reached
+
+
+@pytest.mark.parametrize(("side", "shift"), [(LONG, -20), (SHORT, 20)])
+def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges(side: OrderSide, shift: int) -> None:
+    account = account_with([("BTC", side, 20, None, None, None)])
+    quiet, worst = (moment_at(second, {"BTC": change, "ETH": 0}) for second, change in ((1, 0), (2, shift)))
+    spare = equity(account, worst.marks) - maintenance(account, worst.marks, RULES.markets)
+    poor = replace(account, realized=account.realized - spare)
+    assert is_affected(poor, worst, RULES)
+    assert not is_unaffected(poor, price_ranges([worst]), RULES)
+    assert not is_unaffected(poor, price_ranges([quiet, worst]), RULES)
+    richer = replace(poor, realized=poor.realized + Decimal("0.00000001"))
+    assert not is_affected(richer, worst, RULES)
+    assert is_unaffected(richer, price_ranges([worst]), RULES)
+
+
+def test_a_date_of_a_plan_and_an_hour_of_funding_that_are_just_reached_are_within_the_ranges() -> None:
+    account, moment = account_with([("BTC", LONG, 1, None, None, None)]), moment_at(3599, dict.fromkeys(PRICES, 0))
+    (position,) = account.positions.values()
+    hour, instant = last_boundary(moment.at, RULES.funding_hours("BTC")), timedelta(milliseconds=1)
+    for funded_until, time_exit, is_reached in (
+        (hour, moment.at + instant, False),
+        (hour, moment.at, True),
+        (hour - instant, moment.at + instant, True),
+    ):
+        held = replace(position, funded_until=funded_until, exit_plan=ExitPlan(time_exit=time_exit))
+        changed = replace(account, positions={"BTC": held})
+        assert is_affected(changed, moment, RULES) is is_reached
+        assert is_unaffected(changed, price_ranges([moment]), RULES) is not is_reached

@@ -222,6 +222,19 @@ async def test_where_the_price_stands_still_plain_minutes_have_the_books_of_the_
     assert (plain.corners(minute + 3), plain.minute(minute + 3), plain.marks(minute + 3)) == (None, None, ())
 
 
+@pytest.mark.parametrize(("distance", "remembers"), [(1, True), (2, False)])
+async def test_a_minute_after_a_gap_forgets_the_moves_before_it(tmp_path: Path, distance: int, remembers: bool) -> None:
+    minute = int(START.timestamp()) // 60
+    books = []
+    for first in (95000.0, 95100.0):  # the same range and close, but another path
+        before = FileRow(minute, first, 95100.0, 95000.0, 95080.0, 5.0)
+        after = FileRow(minute + distance, 95080.0, 95090.0, 95070.0, 95080.0, 5.0)
+        source = await opened(write(tmp_path, [before, after, after._replace(minute=after.minute + 1)]))
+        plain = PlainMinutes(source.rows["BTC"], source.recordings["BTC"].minutes)
+        books.append(plain.quote(60 * after.minute + 30, plain.marks(after.minute)[0]).book)
+    assert (books[0] != books[1]) is remembers
+
+
 async def test_a_market_in_a_gap_is_missing_from_the_tick(tmp_path: Path) -> None:
     write(tmp_path, rows_of(5))
     write(tmp_path, [*rows_of(2, price=3000), *rows_of(2, first=3, price=3000)], "ETHUSDT-1m-2025-01.csv")

@@ -287,3 +287,24 @@ def test_identity_names_the_seed() -> None:
     assert source.identity == "synthetic:7"
     assert source.ends_at is None
     assert moment_of(epoch_second(NOW)) == NOW
+
+
+class WaitingClock(ManualClock):
+    """A clock that remembers the longest wait."""
+
+    longest = timedelta(0)
+
+    async def advance_to(self, moment: datetime) -> None:
+        self.longest = max(self.longest, moment - self.now())
+        await super().advance_to(moment)
+
+
+async def test_a_clock_that_was_set_neither_stops_the_market_nor_makes_it_pass_the_time_in_between() -> None:
+    clock = WaitingClock(datetime(2025, 6, 2, 22, 50, 0, 500_000, tzinfo=UTC))
+    ticks = aiter(SyntheticSource(3, ("BTC",)).ticks(clock, clock.now()))
+    for span in (timedelta(0), timedelta(hours=3), -timedelta(hours=5), timedelta(hours=2)):
+        clock.set_by(span)
+        for _ in range(3):
+            tick = await anext(ticks)
+            assert abs(tick.at - clock.now()) <= timedelta(seconds=1)
+    assert clock.longest <= timedelta(seconds=1)

@@ -84,6 +84,8 @@ def test_losses_during_the_stop_come_from_snapshots() -> None:
     later = DAY + timedelta(days=1)
     result = restore(RecordedEquity(RUN, CAPITAL, baseline, D(12_000), D(11_500)), later)
     assert result == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
+    same_day = restore(RecordedEquity(RUN, CAPITAL, baseline, D(10_500), D(10_200)), DAY)
+    assert same_day == baseline, "a halt may have been lifted since the first equity of the day"
     assert restore(RecordedEquity(RUN, CAPITAL, None, D(9_500), D(9_100)), DAY) == LossBaseline(
         run_id=RUN, day=DAY, day_start=D(9_100), peak=CAPITAL, last=D(9_500)
     )

@@ -136,9 +136,11 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many cycles ago the market was last traded: 0 in this cycle, 1 in the previous one.
 
         Cycles are counted on their fixed grid, so the time that a model takes to answer does not change the count.
+        None without a trade, and after one of a clock that was ahead.
         """
         last = self.last_trades.get(symbol)
-        return None if last is None else max(0, (self.now - EPOCH) // CYCLE - (last.at - EPOCH) // CYCLE)
+        cycles = -1 if last is None else (self.now - EPOCH) // CYCLE - (last.at - EPOCH) // CYCLE
+        return cycles if cycles >= 0 else None
 
 
 def is_halted(context: RiskContext, limits: VariantLimits) -> bool:

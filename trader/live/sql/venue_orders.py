@@ -45,9 +45,11 @@ async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> N
     await conn.execute(UPDATE_AGREED_AT, account_id, at)
 
 
+# The term is held until the commit, so that the next leader reads the order: accounts are locked only for postings.
 INSERT_VENUE_ORDERS = """
 INSERT INTO venue_orders
-SELECT r.* FROM json_populate_recordset(NULL::venue_orders, $1) r WHERE (SELECT term FROM service_state) = $2
+SELECT r.* FROM json_populate_recordset(NULL::venue_orders, $1) r
+WHERE EXISTS (SELECT FROM service_state WHERE term = $2 FOR SHARE)
 RETURNING client_index
 """
 
@@ -63,7 +65,8 @@ async def insert_venue_orders(conn: Connection, orders: Iterable[SentOrder], ter
 
 UPDATE_VENUE_ORDERS_ATTEMPT = """
 UPDATE venue_orders SET attempt = $3, expires_at = $4
-WHERE account_id = $1 AND client_index = ANY($2::bigint[]) AND (SELECT term FROM service_state) = $5
+WHERE account_id = $1 AND client_index = ANY($2::bigint[])
+    AND EXISTS (SELECT FROM service_state WHERE term = $5 FOR SHARE)
 RETURNING client_index
 """
 

@@ -52,12 +52,10 @@ class RecordedMinutes(ABC):
         return path.quote(second_of_minute, moment_of(second))
 
     def _path(self, place: int, marks: Sequence[int]) -> CandlePath:
-        minutes = self.minutes.minute
-        follows = place > 0 and minutes[place - 1] == minutes[place] - 1
         return CandlePath(
             self._model,
             marks,
-            before=self.marks_at(place - 1) if follows else (),
+            before=self.marks_at(place - 1) if place else (),  # after a gap the book is at its thinnest, whatever moved
             usual_range=self._trailing_day.usual_range(place),
             busyness=self._trailing_day.busyness(place),
         )

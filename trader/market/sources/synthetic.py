@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from trader.core.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
+from trader.core.clock import EPOCH, Clock, JumpWatch, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.core.errors import MarketUnavailable
 from trader.market.domain.markets import (
     INTERVALS,
@@ -72,8 +72,10 @@ class SyntheticSource(QuietSource):
         return SystemClock()
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
-        second = epoch_second(after)
+        second, jumps = epoch_second(after), JumpWatch(clock.now, clock.steady_s)
         while True:
+            if jumps.jump() is not None:  # the time in between has not passed, or comes once more
+                second = epoch_second(clock.now())
             second += 1
             await clock.advance_to(moment_of(second))
             second = min(second, epoch_second(clock.now()))  # the clock may have been set back

@@ -46,6 +46,16 @@ async def select_alarms(conn: Connection, since: datetime) -> list[PastAlarm]:
     return [PastAlarm(**row) for row in await conn.fetch(SELECT_ALARMS, since)]
 
 
+SELECT_LAST_STATES = """
+SELECT DISTINCT ON (cause, subject) cause, subject, state FROM alarm_history ORDER BY cause, subject, id DESC
+"""
+
+
+async def select_last_states(conn: Connection) -> dict[tuple[str, str], str]:
+    """Return the state in the last notice of each cause and subject."""
+    return {(row["cause"], row["subject"]): row["state"] for row in await conn.fetch(SELECT_LAST_STATES)}
+
+
 UPSERT_MAINTENANCE = """
 INSERT INTO maintenance AS m (task, succeeded_at, problems)
 VALUES ($1, CASE WHEN $2::integer = 0 THEN now() END, $2::integer)

@@ -47,28 +47,25 @@ UPSERT_BASELINES = """
 INSERT INTO baselines AS b (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::numeric[], $6::timestamptz[],
                      $7::jsonb[], $8::timestamptz[])
-WHERE $9::bigint IS NULL OR (SELECT term FROM service_state) = $9
 ON CONFLICT (id) DO UPDATE
 SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.initial_capital,
     started_at = excluded.started_at, state = excluded.state, seen_until = excluded.seen_until
 """
 
 
-async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline], term: int | None = None) -> None:
-    """Save the states of baselines; with a `term`, only while it lasts."""
+async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline]) -> None:
+    """Save the states of baselines."""
     rows = []
     for baseline, state, seen_until in baselines:
         run = state.account.run
         began = run.id, run.initial_capital, run.started_at
         rows.append((*baseline[:3], *began, msgspec.to_builtins(state), seen_until))
-    await conn.execute(UPSERT_BASELINES, *columns_of(rows, 8), term)
+    await conn.execute(UPSERT_BASELINES, *columns_of(rows, 8))
 
 
-UPDATE_BASELINES_SEEN = """
-UPDATE baselines SET seen_until = $1 WHERE seen_until <> $1 AND (SELECT term FROM service_state) = $2
-"""
+UPDATE_BASELINES_SEEN = "UPDATE baselines SET seen_until = $1 WHERE seen_until <> $1"
 
 
-async def update_baselines_seen(conn: Connection, until: datetime, term: int) -> None:
-    """Record that every baseline includes every tick until a time; only while the term lasts."""
-    await conn.execute(UPDATE_BASELINES_SEEN, until, term)
+async def update_baselines_seen(conn: Connection, until: datetime) -> None:
+    """Record that every baseline includes every tick until a time."""
+    await conn.execute(UPDATE_BASELINES_SEEN, until)

@@ -143,7 +143,7 @@ def _entry_ban(view: View, limits: VariantLimits, market: ObservedMarket, interv
     if account.day_loss_percent >= limits.day_loss_max_percent:
         return f"a day's loss of {account.day_loss_percent:.1f} % allows no new position before 00:00 UTC"
     last = next((trade for trade in view.trades if trade.symbol == market.symbol), None)
-    if last is not None and _candles_since(last.closed_at, view.at, interval) < COOLDOWN_CANDLES:
+    if last is not None and 0 <= _candles_since(last.closed_at, view.at, interval) < COOLDOWN_CANDLES:
         return f"out by {last.close_reason} at {last.closed_at:%H:%M} UTC, waiting for {COOLDOWN_CANDLES} new candles"
     return None
 
