@@ -250,10 +250,11 @@ async def test_scheduled_backups_keep_the_newest_that_they_named(database: Datab
     folder.mkdir()
     for name in ("trader-2026-01-01T000000Z.dump", "trader-2026-01-02T000000Z.dump", "trader-by-hand.dump"):
         (folder / name).touch()
+    (tmp_path / "other").mkdir()
     command = [sys.executable, "-P", "-m", "trader", "backup", "--into", str(folder), "--keep", "2", "--record"]
 
-    def run() -> subprocess.CompletedProcess[str]:
-        options = [*command, "--database-url", dsn]
+    def run(place: str = "other") -> subprocess.CompletedProcess[str]:
+        options = [*command, "--to", str(tmp_path / place), "--database-url", dsn]
         return subprocess.run(options, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     done = await asyncio.to_thread(run)
@@ -261,8 +262,13 @@ async def test_scheduled_backups_keep_the_newest_that_they_named(database: Datab
     kept = sorted(path.name for path in folder.iterdir())
     assert kept[0] == "trader-2026-01-02T000000Z.dump"
     assert (len(kept), kept[2]) == (3, "trader-by-hand.dump")
+    (copied,) = (tmp_path / "other").iterdir()
+    assert copied.read_bytes() == (folder / kept[1]).read_bytes()
     async with database.connection() as conn:
         assert await conn.fetchval("SELECT problems FROM maintenance WHERE task = 'backup'") == 0
+        done = await asyncio.to_thread(run, "missing")
+        assert (done.returncode, f"NOT copied to {tmp_path / 'missing'}: " in done.stdout) == (1, True)
+        assert await conn.fetchval("SELECT problems FROM maintenance WHERE task = 'backup'") == 1
 
 
 async def ended_backup(dsn: str, folder: Path, number: signal.Signals) -> int | None:

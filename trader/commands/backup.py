@@ -102,6 +102,8 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", type=count_argument, metavar="N", help="with --into: keep only the newest N backups there"
     )
+    meaning = "also copy it to a folder of another disk, or to HOST:FOLDER by scp"
+    parser.add_argument("--to", metavar="PLACE", help=meaning)
     add_record_option(parser)
     parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
 
@@ -126,10 +128,25 @@ async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
     for old in outdated:
         old.unlink()
         lines.append(f"deleted {old}")
+    problem = None if options.to is None else await _copy(file, options.to)
+    if options.to is not None:
+        lines.append(problem or f"copied to {options.to}")
     value = {"file": str(file), "bytes": size, "isClean": not checked.problems, "checked": checked}
+    problems = len(checked.problems) + (problem is not None)
     if options.record:
-        await record_run(target, "backup", len(checked.problems))
-    return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
+        await record_run(target, "backup", problems)
+    return Result(value, lines, EXIT_FAILED if problems else EXIT_DONE)
+
+
+async def _copy(file: Path, place: str) -> str | None:
+    """Copy a file to a folder, or by scp with a key to HOST:FOLDER. Return why it failed, or None."""
+    command = ("scp", "-qB", str(file), f"{place}/") if ":" in place else ("cp", "--", str(file), f"{place}/")
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    except OSError as error:
+        return f"NOT copied to {place}: {command[0]}: {error.strerror}"
+    _, said = await process.communicate()
+    return f"NOT copied to {place}: {said.decode(errors='replace').strip()}" if process.returncode else None
 
 
 def _outdated(folder: Path, keep: int) -> list[Path]:
