@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 from importlib.metadata import requires, version
@@ -137,6 +138,35 @@ def test_the_archive_is_whole() -> None:
     assert ROOT / "CHANGELOG.md" in listed
 
 
+def follow_the_document(folder: Path) -> None:
+    """Install the wheel of a folder twice as the document says, and check it by its unit's command as another user."""
+    text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
+    block = text[text.index("/usr/bin/python3 -m venv /opt/trader/.venv") :].split("\n\n", 1)[0]
+    with tempfile.TemporaryDirectory() as place:
+        opt, units, state = (Path(place, name) for name in ("opt", "units", "state"))
+        for each in (opt, units, state):
+            each.mkdir()
+        Path(place).chmod(0o755)
+        script = block.replace("/opt/trader", str(opt)).replace("/etc/systemd/system", str(units))
+        for _ in ("installed", "upgraded"):
+            done = subprocess.run(["bash", "-euc", script], cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+        unit = (units / "trader.service").read_text(encoding="utf-8").replace("/opt/trader", str(opt))
+        (units / "trader.service").write_text(unit, encoding="utf-8")
+        if shutil.which("systemd-analyze") is not None:
+            verify = ["systemd-analyze", "verify", "--man=no", units / "trader.service"]
+            assert subprocess.run(verify, capture_output=True, check=False).returncode == 0
+        (command,) = re.findall(r"^ExecStart=(.+) --env-file", unit, re.MULTILINE)
+        as_nobody = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
+        if as_nobody:
+            shutil.chown(state, "nobody")
+        started = subprocess.run(
+            [*as_nobody, *command.split(), "check", "--demo"], cwd=state, capture_output=True, text=True, check=False,
+            env={"PATH": os.environ["PATH"], "HOME": str(state)},
+        )  # fmt: skip
+        assert started.returncode == 0, started.stderr
+
+
 @pytest.mark.processes
 def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -> None:
     if os.environ.get("TRADER_TEST_RELEASE") != "on":
@@ -157,6 +187,7 @@ def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -
                 assert str(path.relative_to(ROOT)) in names, path
     assert any(name.endswith("share/trader/schema.sql") for name in names)
     assert f"trader_service-{__version__}/schema.sql" in sources
+    follow_the_document(tmp_path)
     bill = json.loads((tmp_path / "sbom.json").read_bytes())
     component = bill["metadata"]["component"]
     assert (component["name"], component["version"]) == ("trader-service", __version__)
