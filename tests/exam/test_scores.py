@@ -19,9 +19,8 @@ from trader.exam.domain.scores import (
     share_of_oracle,
     sizes,
 )
-from trader.exam.domain.worlds import Edge, usual_value
-
-USUAL = usual_value(Edge.NEWS)
+from trader.exam.domain.worlds import USUAL_VALUE as USUAL
+from trader.exam.domain.worlds import Edge
 
 Skill = Callable[[np.random.Generator], float]
 """Draws the share of the oracle that an entrant earns in one state."""

@@ -42,7 +42,7 @@ from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
 from trader.settings.forms import Form, whole_number
 
-STATES = 400
+STATES = 600
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
 
 
