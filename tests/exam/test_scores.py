@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trader.exam.domain.law import RISK_BUDGET, credited
 from trader.exam.domain.scores import (
@@ -121,6 +122,16 @@ def test_differences_pair_the_states_that_both_have() -> None:
     assert len(differences(ours, theirs)) == 3
     assert len(differences(ours, [])) == 0
     assert compare([]).verdict == "not distinguishable yet"
+
+
+def test_a_state_counts_with_the_mean_of_its_samples_once_all_are_there() -> None:
+    once = examined(right(1), 2, np.random.default_rng(4))
+    again = [replace(each, sample=1, score=0.0) for each in once]
+    nothing = [replace(each, sample=sample, score=0.0) for each in once for sample in (0, 1)]
+    first, second = differences([*once, *again], nothing, samples=2)
+    assert first == pytest.approx(once[0].score / 2 / USUAL)
+    assert second == pytest.approx(once[1].score / 2 / USUAL)
+    assert differences([*once, again[1]], nothing, samples=2) == [second]
 
 
 def test_sizes_agreement_and_burnt_costs() -> None:

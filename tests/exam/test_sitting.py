@@ -91,7 +91,7 @@ def test_who_infers_earns_most_of_the_oracle_and_who_only_knows_page_and_code_do
     def make(world: World) -> list[Strategy]:
         return [Inferring(), Reading()]
 
-    states = 56 if is_nightly() else 21
+    states = 56 if is_nightly() else 14
     known = {name: share_of_oracle(decided) for name, decided in sat(make, tuple(Edge), "planted", states).items()}
     inferring, reading = (each.share for each in known.values() if each is not None)
     assert inferring > 0.65

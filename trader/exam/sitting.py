@@ -48,7 +48,7 @@ EVERY: Final = "4h"
 _REACH_S: Final = 122
 """Seconds after an order's latency in which its book comes, however late the guard still takes the order."""
 
-_STANDING_STOP: Final = 6.0
+_STANDING_STOP: Final = 12.0
 """How many deviations of the horizon the stop of a standing position is away."""
 
 _STANDING_LEVERAGE: Final = Decimal(2)

@@ -7,6 +7,7 @@ drift while it is open. Only the probability of being open is simulated, never t
 
 import math
 from collections.abc import Container, Iterator, Sequence
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -83,6 +84,7 @@ class Law:
         """The standard deviation of each market's return over a usual horizon."""
         self.funding, self.closing = funding, closing
         self._seed = seed
+        self._of_one = cache(self._valued)  # all entrants have the same standing position
         self._draws: dict[int, Floats] = {}
 
     def risk(self, held: Sequence[PlannedPosition], before: Sequence[PlannedPosition] = ()) -> float:
@@ -100,9 +102,9 @@ class Law:
     def value(self, held: Sequence[PlannedPosition]) -> float:
         """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of
         equity."""
-        return math.fsum(each.weight * self._of_one(each) for each in held)
+        return math.fsum(each.weight * self._of_one(each._replace(weight=1.0)) for each in held)
 
-    def _of_one(self, held: PlannedPosition) -> float:
+    def _valued(self, held: PlannedPosition) -> float:
         """Return the expected gain of a position per unit of its notional."""
         minutes = max(0, min(held.minutes, HORIZON))
         if not minutes:
