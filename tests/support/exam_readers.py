@@ -17,7 +17,7 @@ from trader.market.domain.markets import SIMULATED_MARKETS, Interval
 
 MINUTES: Final = np.arange(2, 46)
 """How long an occurrence may be, from the begin of its move until something follows."""
-BEFORE: Final = 25
+BEFORE: Final = 35
 """The minutes before an occurrence with which its volume is compared."""
 APART: Final = 20
 LASTS: Final = (20, 30, 40)

@@ -28,7 +28,7 @@ OLD: Final = (305 * 240 - RECENT) // OLD_STEP
 AFTER: Final = 4
 """The minutes after the state in which the orders of a decision meet their books; prices stand still meanwhile."""
 
-STRENGTHS: Final = (0.7, 1.2)
+STRENGTHS: Final = (0.8, 1.3)
 """The oracle's gain in a planted world after costs, in deviations of the horizon in usual hours. It is far larger than
 any market's, so that a handful of occurrences is enough to infer it."""
 
@@ -97,7 +97,7 @@ class Family(NamedTuple):
 
 FAMILIES: Final[Mapping[Edge, Family]] = {
     Edge.BREAKOUT: Family((2.0, 3.0), (8, 15), calm=(10, 20), calm_factor=(0.5, 0.7), unrest=(0.6, 0.8)),
-    Edge.OVERSHOOT: Family((3.0, 4.0), (20, 30), unrest=(0.6, 0.9)),
+    Edge.OVERSHOOT: Family((3.0, 4.0), (15, 25), unrest=(0.6, 0.9)),
     Edge.SQUEEZE: Family((1.5, 2.0), (5, 10), calm=(20, 30), calm_factor=(0.3, 0.4), unrest=(0.6, 0.8)),
     Edge.NEWS: Family((2.0, 3.0), (1, 2), since=(8, 15), unrest=(0.7, 0.9)),
     Edge.LEAD_LAG: Family((2.2, 3.2), (8, 20), unrest=(0.6, 0.8)),
@@ -109,7 +109,7 @@ _LASTS: Final = (2, 5)
 """How many steps of the law a response lasts, at least and less than."""
 _TELLTALES: Final = ((1, -1), (1, 0), (0, 1))
 """What follows a move on high and on low volume, relative to a world's sign."""
-_OFTEN: Final = (12, 16)
+_OFTEN: Final = (16, 21)
 """How often a pattern has occurred before, at least and less than."""
 _REST: Final = (3, 12)
 """Minutes between a response and the next occurrence."""
