@@ -79,7 +79,7 @@ def test_share_of_a_half_and_of_three_tenths_are_separated_within_500_states() -
 def gambled(sizes: tuple[float, float], wrong: float, states: int, rng: np.random.Generator) -> list[Scored]:
     """Return the scores of an entrant that holds between two sizes, in risk budgets, on the wrong side this often."""
     risks, is_wrong = rng.uniform(*sizes, states) * RISK_BUDGET, rng.random(states) < wrong
-    values = USUAL * risks / RISK_BUDGET * np.where(is_wrong, -2.7, 1.0)
+    values = USUAL * risks / RISK_BUDGET * np.where(is_wrong, -1.5, 1.0)
     return [
         Scored(
             state=number, entrant="gamble", edge=Edge.NEWS, kind="planted", value=value, risk=risk,
@@ -89,7 +89,7 @@ def gambled(sizes: tuple[float, float], wrong: float, states: int, rng: np.rando
     ]  # fmt: skip
 
 
-GAMBLERS = [((0.5, 8), 0.14), ((4, 8), 0.05), ((1, 20), 0.02), ((8, 8), 0.14), ((2.2, 2.2), 0), ((2, 2), 0.2)]
+GAMBLERS = [((0.5, 8), 0.14), ((4, 8), 0.05), ((1, 20), 0.02), ((8, 8), 0.14), ((2.2, 2.2), 0), ((2, 2), 0.3)]
 
 
 @pytest.mark.parametrize(("sizes", "wrong"), GAMBLERS)

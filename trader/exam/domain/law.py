@@ -24,10 +24,11 @@ RISK_BUDGET: Final = 0.01
 SIZE_MAX: Final = 2.1
 """The largest risk that is taken, in risk budgets: two, and what rounding to lots adds."""
 
-LOSS_MAX: Final = 4.0
-"""The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much."""
+LOSS_MAX: Final = 3.25
+"""The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much at
+usual costs."""
 
-GAIN_MAX: Final = 1.5
+GAIN_MAX: Final = 1.25
 """The largest gain of a decision in the same units; the oracle gains less."""
 
 PAIRS: Final = 512
