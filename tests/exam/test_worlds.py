@@ -100,7 +100,8 @@ def test_other_edges_of_a_world_are_faint(edge: Edge) -> None:
 
 
 def test_no_position_within_the_limit_loses_more_than_the_largest_loss() -> None:
-    for kind, edge, number in product(("planted", "reversed"), Edge, range(4)):
+    kinds: tuple[Kind, ...] = ("planted", "reversed")
+    for kind, edge, number in product(kinds, Edge, range(4)):
         world = draw_world("s", number, edge, kind, COSTS)
         law, stood = world.law, standing(world)
         for market, side, stop in product(range(3), (1, -1), (math.inf, 0.005)):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from support.exam_entrants import opening
 
 from trader.agents.domain.strategy import Strategy
@@ -15,11 +16,13 @@ from trader.exam.domain.law import HORIZON, RISK_BUDGET, PlannedPosition
 from trader.exam.domain.worlds import deviations
 from trader.market.domain.markets import SIMULATED_MARKETS, Interval
 
-MINUTES: Final = np.arange(2, 46)
+MINUTES: Final = np.arange(3, 32)
 """How long an occurrence may be, from the begin of its move until something follows."""
-BEFORE: Final = 35
+BEFORE: Final = 20
 """The minutes before an occurrence with which its volume is compared."""
 APART: Final = 20
+QUARTER: Final = 15
+"""Responses begin with a candle of 15 minutes."""
 LASTS: Final = (20, 30, 40)
 CERTAIN: Final = 2.5
 """The t value from which an inference counts."""
@@ -31,7 +34,7 @@ class Occurrence(NamedTuple):
     """What has just happened in a market: the direction of its move, and the ends and directions of earlier ones."""
 
     direction: float
-    ends: Floats
+    ends: NDArray[np.int64]
     directions: Floats
 
 
@@ -90,10 +93,11 @@ class Inferring(Reading):
             for seen in occurrences(prices[moved], np.log(market.volumes("1m")), reads_telltale=self._reads_telltale):
                 for symbol, levels in prices.items():
                     for lasts in LASTS:
-                        begins = seen.ends.astype(int) - 1
+                        begins = seen.ends - 1
                         responses = seen.directions * (levels[begins + lasts] - levels[begins])
                         responses = np.clip(responses / usual(symbol) / math.sqrt(lasts), -4, 4)
-                        certain = responses.mean() / max(responses.std(ddof=1), 0.8) * math.sqrt(len(responses))
+                        mean = responses.mean()  # chance agrees as well: no spread is taken to be small
+                        certain = mean / max(responses.std(ddof=1), 0.8, abs(mean) / 2) * math.sqrt(len(responses))
                         side = int(seen.direction * np.sign(certain))
                         best = max(best, (abs(certain) - FOREIGN * (symbol != moved), symbol, side))
         return best[1:] if best[2] else None
@@ -111,7 +115,7 @@ def occurrences(levels: Floats, volumes: Floats, *, reads_telltale: bool) -> Ite
     """
     sums, last = np.concatenate([[0.0], np.cumsum(volumes)]), len(levels)
 
-    def unusual(ends: Floats, minutes: Floats | int) -> Floats:
+    def unusual(ends: NDArray[np.int64], minutes: NDArray[np.int64] | int) -> Floats:
         begins = ends - minutes
         return np.asarray((sums[ends] - sums[begins]) / minutes - (sums[begins] - sums[begins - BEFORE]) / BEFORE)
 
@@ -122,14 +126,14 @@ def occurrences(levels: Floats, volumes: Floats, *, reads_telltale: bool) -> Ite
         minutes, change = int(MINUTES[place]), now[place]
         reach = max(2, minutes // 5)
         evidence[max(0, place - reach) : place + reach + 1] = 0
-        ends = np.arange(minutes + BEFORE, last - minutes - max(LASTS))
+        ends = last - np.arange(QUARTER * (max(LASTS) // QUARTER + 1), last - minutes - BEFORE, QUARTER)
         moves, move = levels[ends - 1] - levels[ends - 1 - minutes], levels[-1] - levels[-1 - minutes]
         likeness = unusual(ends, minutes) / change
         likeness = likeness if reads_telltale else np.abs(likeness)
-        likeness[(likeness < 0.5) | (likeness > 2) | (np.abs(moves) < 0.7 * abs(move))] = 0
+        likeness[(likeness < 0.5) | (likeness > 2) | (np.abs(moves) < 0.5 * abs(move))] = 0
         alike = []
         while likeness.any():
             alike.append(best := int(np.argmax(likeness)))
-            likeness[max(0, best - minutes - APART) : best + minutes + APART] = 0
+            likeness[np.abs(ends - ends[best]) < minutes + APART] = 0
         if len(alike) >= 4:
             yield Occurrence(float(np.sign(move)), ends[alike], np.sign(moves[alike]))

@@ -75,7 +75,6 @@ class Edge(StrEnum):
 Kind = Literal["planted", "null", "reversed"]
 """Whether a world has its edge, no edge, or the opposite edge."""
 
-
 Span = tuple[float, float]
 
 
@@ -111,8 +110,6 @@ _TELLTALES: Final = ((1, -1), (1, 0), (0, 1))
 """What follows a move on high and on low volume, relative to a world's sign."""
 _OFTEN: Final = (16, 21)
 """How often a pattern has occurred before, at least and less than."""
-_REST: Final = (3, 12)
-"""Minutes between a response and the next occurrence."""
 _ASIDE: Final = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
 """The patterns that occur in other markets of a world; only a few of these have an edge, up to `_FAINT` strong."""
 _FAINT: Final = 0.2
@@ -141,8 +138,11 @@ class Pattern(NamedTuple):
     leader: int
 
 
+Patterns = Mapping[Edge, Pattern]
+
+
 @lru_cache(maxsize=64)
-def draw_patterns(secret: str, count: int) -> Mapping[Edge, Pattern]:
+def draw_patterns(secret: str, count: int) -> Patterns:
     """Draw the patterns of an exam in this many markets."""
     rng = np.random.default_rng(seed_of(secret, -1))
     patterns = {}
@@ -244,12 +244,7 @@ class _Drawing:
     """The drawing of one world: its past in usual deviations, shaped by the patterns that occur in it."""
 
     def __init__(
-        self,
-        rng: np.random.Generator,
-        patterns: Mapping[Edge, Pattern],
-        edge: Edge | None,
-        kind: Kind,
-        costs: FillCosts,
+        self, rng: np.random.Generator, patterns: Patterns, edge: Edge | None, kind: Kind, costs: FillCosts
     ) -> None:
         self._rng, self._patterns, self._edge, self._kind, self._costs = rng, patterns, edge, kind, costs
         self._count = len(costs.rows)
@@ -262,14 +257,10 @@ class _Drawing:
         self._side = int(rng.choice((-1, 1)))
         self._standing = int(rng.choice((-1, 1))) * (rng.random() < _STANDING)
         self._stands_in = self._market if rng.random() < 0.5 else int(rng.integers(self._count))
-        minutes = RECENT + AFTER
-        self._scales = np.ones((self._count, minutes))
-        self._pushes = np.zeros((self._count, minutes))
-        self._volumes = np.ones((self._count, minutes))
-        self._drift = np.zeros((self._count, HORIZON))
-        fill = costs.of_fill
-        self._closing = np.repeat(fill[:, None], HORIZON, axis=1)
-        self._unrest = np.ones((self._count, HORIZON))
+        past, future = (self._count, RECENT + AFTER), (self._count, HORIZON)
+        self._scales, self._volumes, self._pushes = np.ones(past), np.ones(past), np.zeros(past)
+        self._unrest, self._drift = np.ones(future), np.zeros(future)
+        self._closing = np.repeat(costs.of_fill[:, None], HORIZON, axis=1)
         self._funding = np.array([float(row.rules.funding_rate) for row in costs.rows])
 
     def world(self, number: int, seed: int) -> World:
@@ -315,8 +306,7 @@ class _Drawing:
         the one that nothing follows.
         """
         rng, pattern, market = self._rng, self._patterns[edge], self._market
-        marks = [0, 1]
-        often, is_regular = int(rng.integers(*_OFTEN)), self._kind != "null"
+        marks, often, is_regular = [0, 1], int(rng.integers(*_OFTEN)), self._kind != "null"
         if self._kind != "null":
             marks = [mark for mark in marks if pattern.telltale[mark]]
         elif rng.random() < 1 / 3:
@@ -376,7 +366,8 @@ class _Drawing:
             if place:
                 drift = side * gross / pattern.lasts / float(self._usual[market])
                 self._pushes[market, begins : begins + pattern.lasts] += drift
-            last = first - pattern.calm - int(rng.integers(*_REST)) - pattern.lasts - pattern.since
+            last = first - pattern.calm - pattern.lasts - int(rng.integers(2 * OLD_STEP))
+            last -= last % OLD_STEP + pattern.since  # responses begin with a candle of 15 minutes, as the state does
         self._unrest[market, : pattern.lasts] = pattern.unrest
         return directions[0], follows[0]
 
