@@ -75,7 +75,7 @@ class Edge(StrEnum):
 Kind = Literal["planted", "null", "reversed"]
 """Whether a world has its edge, no edge, or the opposite edge."""
 
-Span = tuple[float, float]
+Extent = tuple[float, float]
 
 
 class Family(NamedTuple):
@@ -86,12 +86,12 @@ class Family(NamedTuple):
     response ends, volatility is `unrest` times its level.
     """
 
-    push: Span
-    push_minutes: Span
-    since: Span = (1, 5)
-    calm: Span = (0, 0)
-    calm_factor: Span = (1, 1)
-    unrest: Span = (1, 1)
+    push: Extent
+    push_minutes: Extent
+    since: Extent = (1, 5)
+    calm: Extent = (0, 0)
+    calm_factor: Extent = (1, 1)
+    unrest: Extent = (1, 1)
 
 
 FAMILIES: Final[Mapping[Edge, Family]] = {
