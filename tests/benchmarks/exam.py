@@ -10,7 +10,7 @@ a memory does, the other by the shape of the last returns, as code can.
 
 Exit code 1: a share is not the known one, who infers earns less than 0.8 or who does not more than 0.25, fewer than
 91 % of the intervals cover a share (95 % less three deviations), more than 5 % of exams separate equal entrants, fewer
-than 80 % separate 0.5 from 0.3 within 600 states, a mask does not blind the memory, or a decision of a rule agent takes
+than 80 % separate 0.5 from 0.3 within 700 states, a mask does not blind the memory, or a decision of a rule agent takes
 more than 12 ms of one core.
 """
 
@@ -45,7 +45,7 @@ from trader.market.sources.replay import ReplaySource
 
 ENVIRON: Final = {"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"}
 BEGIN: Final = datetime(2025, 3, 3, tzinfo=UTC)
-STATES: Final = 600
+STATES: Final = 700
 DECISION_MS: Final = 12.0
 
 Pool = dict[str, list[Scored]]
