@@ -12,6 +12,7 @@ from trader.agents.domain.rules import apex, contrarian, sovereign, trendsurfer
 from trader.exam.domain.law import HORIZON, LOSS_MAX, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
 from trader.exam.domain.worlds import (
     AFTER,
+    HELD_FOR,
     OLD,
     RECENT,
     STRENGTHS,
@@ -117,6 +118,8 @@ def test_a_position_stands_in_half_of_all_worlds_and_to_close_it_pays_as_often_a
     closed, best = 0.0, 0.0
     for world in drawn:
         held, law = standing(world), world.law
+        closes = np.log(world.recent[world.stands_in].close[RECENT - HELD_FOR : RECENT])
+        assert np.ptp(closes) < 12 * law.horizon_deviation[world.stands_in], "none is stopped out before its state"
         cost = sum(each.weight * float(COSTS.of_fill[each.market]) for each in held)
         closed += credited(-cost - law.value(held), law.risk((), held), USUAL_VALUE)
         best += law.oracle(COSTS.of_fill, held).value

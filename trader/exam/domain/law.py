@@ -33,7 +33,7 @@ GAIN_MAX: Final = 1.25
 
 PAIRS: Final = 512
 """Number of antithetic pairs of paths on which a plan is valued: the standard error of a value is below 1% of the
-oracle's usual value in 97 of 100 plans, and at most 2%."""
+oracle's usual value in 99 of 100 plans, and at most 1.5%."""
 
 STEP: Final = 10
 """Minutes per step of these paths: laws change only between steps, and an hour is a whole number of steps."""
