@@ -26,7 +26,8 @@ def law_of(
     drifts[0, :lasts] = drift / lasts
     closing = np.full((1, HORIZON), _FILL) + growth * np.arange(1.0, HORIZON + 1) / HORIZON
     return Law(
-        drifts, np.full((1, HORIZON), _MINUTE), np.array([funding]), closing, seed
+        drifts, np.full((1, HORIZON), _MINUTE), np.array([funding]), closing, seed,
+        np.array([_MINUTE]),
     )  # fmt: skip
 
 

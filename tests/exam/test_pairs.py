@@ -65,10 +65,10 @@ def test_outcome_is_the_result_of_the_decision_in_units_of_volatility(data: Path
     async def decided() -> None:
         room, seen = await room_of(data), list[str]()
         for number, moment in enumerate(room.draw("s", 6)):
-            idle, up, down = await room.sit(
-                number, moment, [entrant(each) for each in (Nothing(), TrendTrader(1), TrendTrader(-1))]
-            )
+            traders = (Nothing(), TrendTrader(1), TrendTrader(-1), TrendTrader(1, 2.0), TrendTrader(1, 4.0))
+            idle, up, down, large, huge = await room.sit(number, moment, [entrant(each) for each in traders])
             if moment.standing is None:
+                assert large.score == pytest.approx(huge.score, abs=0.02), "a larger risk than one unit counts as one"
                 assert idle.score == idle.value == 0
                 assert -0.004 < up.value + down.value < -0.0016  # opposite trades lose the costs of both
             assert abs(up.score - max(-4.0, up.value / room.volatility(moment.at))) < 1

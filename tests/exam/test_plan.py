@@ -29,7 +29,7 @@ def test_moments_of_a_recording_take_the_states_that_the_method_states() -> None
 
 
 def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["exam", "plan", "--shares", "0.5,0.3", "--noise", "0.5", "--states", "500", "--json"]) == 0
+    assert main(["exam", "plan", "--shares", "0.5,0.3", "--noise", "0.5", "--states", "600", "--json"]) == 0
     assert orjson.loads(capsys.readouterr().out)["called"] >= 0.8
     assert main(["exam", "plan", "--shares", "0.5,0.45", "--states", "300"]) == 1
     assert "separate them" in capsys.readouterr().out

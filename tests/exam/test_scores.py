@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trader.exam.domain.law import RISK_BUDGET, credited
 from trader.exam.domain.scores import (
@@ -19,9 +20,8 @@ from trader.exam.domain.scores import (
     share_of_oracle,
     sizes,
 )
-from trader.exam.domain.worlds import Edge, usual_value
-
-USUAL = usual_value(Edge.NEWS)
+from trader.exam.domain.worlds import USUAL_VALUE as USUAL
+from trader.exam.domain.worlds import Edge
 
 Skill = Callable[[np.random.Generator], float]
 """Draws the share of the oracle that an entrant earns in one state."""
@@ -79,7 +79,7 @@ def test_share_of_a_half_and_of_three_tenths_are_separated_within_500_states() -
 def gambled(sizes: tuple[float, float], wrong: float, states: int, rng: np.random.Generator) -> list[Scored]:
     """Return the scores of an entrant that holds between two sizes, in risk budgets, on the wrong side this often."""
     risks, is_wrong = rng.uniform(*sizes, states) * RISK_BUDGET, rng.random(states) < wrong
-    values = USUAL * risks / RISK_BUDGET * np.where(is_wrong, -2.7, 1.0)
+    values = USUAL * risks / RISK_BUDGET * np.where(is_wrong, -1.5, 1.0)
     return [
         Scored(
             state=number, entrant="gamble", edge=Edge.NEWS, kind="planted", value=value, risk=risk,
@@ -89,7 +89,7 @@ def gambled(sizes: tuple[float, float], wrong: float, states: int, rng: np.rando
     ]  # fmt: skip
 
 
-GAMBLERS = [((0.5, 8), 0.14), ((4, 8), 0.05), ((1, 20), 0.02), ((8, 8), 0.14), ((2.2, 2.2), 0), ((2, 2), 0.2)]
+GAMBLERS = [((0.5, 8), 0.14), ((4, 8), 0.05), ((1, 20), 0.02), ((8, 8), 0.14), ((2.2, 2.2), 0), ((2, 2), 0.3)]
 
 
 @pytest.mark.parametrize(("sizes", "wrong"), GAMBLERS)
@@ -122,6 +122,16 @@ def test_differences_pair_the_states_that_both_have() -> None:
     assert len(differences(ours, theirs)) == 3
     assert len(differences(ours, [])) == 0
     assert compare([]).verdict == "not distinguishable yet"
+
+
+def test_a_state_counts_with_the_mean_of_its_samples_once_all_are_there() -> None:
+    once = examined(right(1), 2, np.random.default_rng(4))
+    again = [replace(each, sample=1, score=0.0) for each in once]
+    nothing = [replace(each, sample=sample, score=0.0) for each in once for sample in (0, 1)]
+    first, second = differences([*once, *again], nothing, samples=2)
+    assert first == pytest.approx(once[0].score / 2 / USUAL)
+    assert second == pytest.approx(once[1].score / 2 / USUAL)
+    assert differences([*once, again[1]], nothing, samples=2) == [second]
 
 
 def test_sizes_agreement_and_burnt_costs() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant, opening
+from support.exam_readers import Inferring, Reading
 from support.run_profile import is_nightly
 
 from trader.agents.domain.strategy import Strategy
@@ -27,7 +28,7 @@ TRENDS = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
 def room() -> WorldRoom:
     settings = settings_of({"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"})
     rows = {symbol: SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")}
-    return WorldRoom(settings, rows, ["15m", "1h"])
+    return WorldRoom(settings, rows, ["1m", "15m", "1h"])
 
 
 def sat(
@@ -52,7 +53,7 @@ def sat(
 def planted() -> dict[str, list[Sitting]]:
     def make(world: World) -> list[Strategy]:
         parts = [Oracle(world, 0.5), Oracle(world, 2.0), Oracle(world, knows=(Edge.CARRY,))]
-        return [Oracle(world), *parts, Nothing(), NoiseTrader(world.number)]
+        return [Oracle(world), *parts, Nothing()]
 
     return sat(make, tuple(Edge), "planted", 28 if is_nightly() else 14)
 
@@ -82,9 +83,19 @@ def test_oracle_of_one_edge_gets_that_edge_and_burns_nothing() -> None:
     }
 
 
-def test_nothing_gets_nothing_and_noise_burns() -> None:
+def test_nothing_gets_nothing() -> None:
     assert {each.score for each in planted()["nothing"]} == {0}
-    assert sum(each.value for each in planted()["noise"]) < -0.0005 * len(planted()["noise"])
+
+
+def test_who_infers_earns_most_of_the_oracle_and_who_only_knows_page_and_code_does_not() -> None:
+    def make(world: World) -> list[Strategy]:
+        return [Inferring(), Reading()]
+
+    states = 56 if is_nightly() else 14
+    known = {name: share_of_oracle(decided) for name, decided in sat(make, tuple(Edge), "planted", states).items()}
+    inferring, reading = (each.share for each in known.values() if each is not None)
+    assert inferring > 0.65
+    assert reading < 0.4
 
 
 def test_trend_traders_earn_nothing_in_null_worlds_or_reversed_ones() -> None:

@@ -42,7 +42,7 @@ from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
 from trader.settings.forms import Form, whole_number
 
-STATES = 400
+STATES = 700
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
 
 
@@ -201,7 +201,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
 
 
-@command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 400", arguments=_plan_arguments)
+@command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 700", arguments=_plan_arguments)
 def exam_plan(options: argparse.Namespace) -> Result:
     """Simulate how many states an exam needs to separate two entrants, and what they cost.
 

@@ -91,7 +91,8 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
     """Return the states of an exam, each drawn independently, so that a sequential test is exact.
 
-    `NULL_SHARE` of them are null worlds, half of these with a pattern. `kind` "reversed" plans the opposite of every
+    `NULL_SHARE` of them are null worlds, a fifth of these ordinary hours: patterns with an edge and without are equally
+    frequent. `kind` "reversed" plans the opposite of every
     edge.
     """
     rng = Random(f"{secret}:order")
@@ -100,7 +101,7 @@ def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "plant
 
 def _drawn(rng: Random, edges: Sequence[Edge], kind: Kind) -> tuple[Edge | None, Kind]:
     is_null, edge = rng.random() < NULL_SHARE, rng.choice(edges)
-    return (edge if rng.random() < 0.5 else None, "null") if is_null else (edge, kind)
+    return (edge if rng.random() < 0.8 else None, "null") if is_null else (edge, kind)
 
 
 def is_begun(folder: Path) -> bool:
@@ -225,4 +226,4 @@ def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None
     if plan.compared is None:
         return None
     first, second = ([each for each in sittings if each.entrant == name] for name in plan.compared)
-    return compare(differences(first, second), plan.bound)
+    return compare(differences(first, second, plan.samples), plan.bound)

@@ -156,9 +156,11 @@ class RecordedRoom:
         places = [recording.place(each) for each in (minute - _DAY, minute + self._minutes)]
         return None not in places and places[1] - places[0] == _DAY + self._minutes  # type: ignore[operator]
 
-    def volatility(self, at: int) -> float:
-        """Return the deviation over the horizon of the market that measures, from the minutes of the day before."""
-        return float(np.diff(np.log(self._day_before(self._measure, at))).std() * math.sqrt(self._minutes))
+    def volatility(self, at: int, symbol: str | None = None) -> float:
+        """Return the deviation over the horizon of a market, from the minutes of the day before; by default of the one
+        that measures."""
+        closes = self._day_before(symbol or self._measure, at)
+        return float(np.diff(np.log(closes)).std() * math.sqrt(self._minutes))
 
     def beta(self, symbol: str, at: int) -> float:
         """Return the beta of a market to the one that measures, from the quarters of an hour of the day before."""
@@ -197,6 +199,10 @@ class RecordedRoom:
         carried = _exposures(decided, market, moment.at, began)
         drifted = sum(weight * self._drifts[symbol] for symbol, weight in carried.items())
         volatility, followed = self.volatility(moment.at), self._measure
+        risk = sum(abs(weight) * self.volatility(moment.at, symbol) for symbol, weight in carried.items())
+        score = (gained - drifted) / max(
+            volatility, risk
+        )  # as at a risk of one unit, so that no size gains from a clip
         moved = float(market.mark(followed, last) / market.mark(followed, moment.at)) - 1
         with_market = sum(weight * self.beta(symbol, moment.at) * moved for symbol, weight in carried.items())
         return Sitting(
@@ -205,8 +211,8 @@ class RecordedRoom:
             edge=None,
             kind="recorded",
             value=gained,
-            risk=volatility * math.sqrt(sum(weight**2 for weight in carried.values())),
-            score=min(max((gained - drifted) / volatility, -OUTCOME_MAX), OUTCOME_MAX),
+            risk=risk,
+            score=min(max(score, -OUTCOME_MAX), OUTCOME_MAX),
             selection=(gained - with_market) / volatility,
             oracle=0.0,
             answer=decided.answer,

@@ -161,7 +161,7 @@ def _digest(value: Any) -> str:
 def _pair_result(
     plan: ExamPlan, ours: Sequence[Sitting], theirs: Sequence[Sitting], first: str, second: str
 ) -> PairResult:
-    compared = compare(differences(ours, theirs), plan.bound)
+    compared = compare(differences(ours, theirs, plan.samples), plan.bound)
     return PairResult(first=first, second=second, **msgspec.structs.asdict(compared))
 
 
@@ -202,7 +202,7 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
         raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
     ours, theirs = ([each for each in sittings if each.entrant == name] for name in (first, second))
     parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
-    compared = {edge: compare(differences(part, theirs), plan.bound) for edge, part in parts.items()}
+    compared = {edge: compare(differences(part, theirs, plan.samples), plan.bound) for edge, part in parts.items()}
     return PairReport(
         comparisons=[_pair_result(plan, ours, theirs, first, second)],
         edges={edge: each for edge, each in compared.items() if each.states},

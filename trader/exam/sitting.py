@@ -32,7 +32,7 @@ from trader.core.money import floor_to, from_number, require_figure
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
-from trader.exam.domain.worlds import AFTER, FillCosts, World, standing_weight, usual_value
+from trader.exam.domain.worlds import AFTER, USUAL_VALUE, FillCosts, World, standing_weight
 from trader.exam.source import WorldPast
 from trader.exchange.domain import rules as exchange
 from trader.exchange.domain.account import Account, Marks, Position, equity, liquidation_price
@@ -48,7 +48,7 @@ EVERY: Final = "4h"
 _REACH_S: Final = 122
 """Seconds after an order's latency in which its book comes, however late the guard still takes the order."""
 
-_STANDING_STOP: Final = 6.0
+_STANDING_STOP: Final = 12.0
 """How many deviations of the horizon the stop of a standing position is away."""
 
 _STANDING_LEVERAGE: Final = Decimal(2)
@@ -241,7 +241,7 @@ class WorldRoom:
             kind=world.kind,
             value=value,
             risk=risk,
-            score=credited(value, risk, usual_value(world.edge)),
+            score=credited(value, risk, USUAL_VALUE),
             oracle=world.law.oracle(self._filling(market, world), stood).value,
             answer=answer,
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
+from trader.agents.domain.strategy import HISTORY_MAX
 from trader.core.clock import epoch_second, moment_of
 from trader.exam.domain.worlds import HELD_FOR, OLD_STEP, RECENT, Bars, World
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, SimulatedMarket
@@ -54,10 +55,13 @@ class WorldPast:
         ]
 
     def _bars(self, place: int, width: int, count: int) -> Bars:
-        """Return the last `count` candles of `width` minutes before the state, or as many as there are."""
+        """Return the last `count` candles of `width` minutes before the state, or as many as there are.
+
+        Of short ones, in which patterns recur, there are all that a strategy may see.
+        """
         recent = Bars(*(column[:RECENT] for column in self._world.recent[place]))
         if width < OLD_STEP:
-            return recent.last(min(count, RECENT // width) * width).joined(width)
+            return recent.last(min(max(count, HISTORY_MAX), RECENT // width) * width).joined(width)
         quarters = self._world.old[place].followed_by(recent.joined(OLD_STEP))
         width //= OLD_STEP
         return quarters.last(min(count, len(quarters.open) // width) * width).joined(width)

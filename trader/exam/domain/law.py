@@ -7,7 +7,7 @@ drift while it is open. Only the probability of being open is simulated, never t
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from functools import cached_property
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,14 +24,16 @@ RISK_BUDGET: Final = 0.01
 SIZE_MAX: Final = 2.1
 """The largest risk that is taken, in risk budgets: two, and what rounding to lots adds."""
 
-LOSS_MAX: Final = 6.0
-"""The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much."""
+LOSS_MAX: Final = 3.25
+"""The largest loss of a decision, in units of the oracle's usual value. No positions within `SIZE_MAX` lose as much at
+usual costs."""
 
-GAIN_MAX: Final = 1.5
+GAIN_MAX: Final = 1.25
 """The largest gain of a decision in the same units; the oracle gains less."""
 
-PAIRS: Final = 256
-"""Number of antithetic pairs of paths on which a plan is valued."""
+PAIRS: Final = 512
+"""Number of antithetic pairs of paths on which a plan is valued: the standard error of a value is below 1% of the
+oracle's usual value in 99 of 100 plans, and at most 1.5%."""
 
 STEP: Final = 10
 """Minutes per step of these paths: laws change only between steps, and an hour is a whole number of steps."""
@@ -65,7 +67,8 @@ class Law:
 
     `drift` is the log of the expected growth per minute, `deviation` the standard deviation of a minute's log return,
     `funding` the hourly rate that longs pay, `closing` the cost of closing per minute as a fraction of notional. `seed`
-    draws the paths, which all plans share.
+    draws the paths, which all plans share. `usual` is the deviation of a minute in usual hours, by which risk is
+    measured.
     """
 
     def __init__(
@@ -75,17 +78,15 @@ class Law:
         funding: Floats,
         closing: Floats,
         seed: int,
+        usual: Floats,
     ) -> None:
         self.drift, self.deviation = drift, deviation
+        self.horizon_deviation: Floats = usual * math.sqrt(HORIZON)
+        """The standard deviation of each market's return over a usual horizon."""
         self.funding, self.closing = funding, closing
         self._seed = seed
+        self._of_one = cache(self._valued)  # all entrants have the same standing position
         self._draws: dict[int, Floats] = {}
-
-    @cached_property
-    def horizon_deviation(self) -> Floats:
-        """The standard deviation of each market's return over the horizon."""
-        deviations: Floats = np.sqrt(np.sum(self.deviation**2, axis=1))
-        return deviations
 
     def risk(self, held: Sequence[PlannedPosition], before: Sequence[PlannedPosition] = ()) -> float:
         """Return the risk of a change of positions: the sum over the markets of the deviation over the horizon of what
@@ -102,9 +103,9 @@ class Law:
     def value(self, held: Sequence[PlannedPosition]) -> float:
         """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of
         equity."""
-        return math.fsum(each.weight * self._of_one(each) for each in held)
+        return math.fsum(each.weight * self._of_one(each._replace(weight=1.0)) for each in held)
 
-    def _of_one(self, held: PlannedPosition) -> float:
+    def _valued(self, held: PlannedPosition) -> float:
         """Return the expected gain of a position per unit of its notional."""
         minutes = max(0, min(held.minutes, HORIZON))
         if not minutes:

@@ -12,7 +12,7 @@ from trader.portfolio.domain.bets import log_wealth
 EXAMS: Final = 400
 """Simulated exams."""
 
-NULL_SHARE: Final = 2 / 9
+NULL_SHARE: Final = 5 / 9
 """The part of the states of worlds in which nothing pays."""
 
 POWER: Final = 0.8

@@ -14,11 +14,11 @@ import numpy as np
 
 from trader.core.intervals import LEVEL, ConfidenceInterval, Returns, student_quantile
 from trader.exam.domain.law import GAIN_MAX, LOSS_MAX, RISK_BUDGET
-from trader.exam.domain.worlds import Edge, Kind, usual_value
+from trader.exam.domain.worlds import USUAL_VALUE, Edge, Kind
 from trader.portfolio.domain.bets import bet
 
 WORLDS: Final = LOSS_MAX + GAIN_MAX
-"""The largest difference of two scores in worlds, in units of the oracle's usual value for the edge."""
+"""The largest difference of two scores in worlds, in units of the oracle's usual value."""
 
 OUTCOME_MAX: Final = 4.0
 """The largest score in moments of a recording, in units of the volatility."""
@@ -86,13 +86,11 @@ class Sizes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
 
 def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
-    """Return the share of the oracle's gains that was earned, in units of its usual value, so that each edge weighs the
-    same; None where the oracle earned nothing.
+    """Return the share of the oracle's gains that was earned; None where the oracle earned nothing.
 
     A state with several samples counts with their mean.
     """
-    units = np.array([usual_value(edge) for edge in {each.state: each.edge for each in scored}.values()])
-    scores, oracles = (_of_states(scored, name) / units for name in ("score", "oracle"))
+    scores, oracles = (_of_states(scored, name) for name in ("score", "oracle"))
     total, count = float(oracles.sum()), len(oracles)
     if total <= 0:
         return None
@@ -119,10 +117,15 @@ def _figure(values: Returns) -> MeanOfStates | None:
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
     """Return the figure of each state; several samples count as their mean."""
-    states: dict[int, list[float]] = {}
+    states = _by_state(scored).values()
+    return np.array([math.fsum(getattr(each, name) for each in samples) / len(samples) for samples in states])
+
+
+def _by_state(scored: Iterable[Scored]) -> dict[int, list[Scored]]:
+    states: dict[int, list[Scored]] = {}
     for each in scored:
-        states.setdefault(each.state, []).append(getattr(each, name))
-    return np.array([math.fsum(samples) / len(samples) for samples in states.values()])
+        states.setdefault(each.state, []).append(each)
+    return states
 
 
 def _around(mean: float, influences: Returns) -> ConfidenceInterval | None:
@@ -149,23 +152,29 @@ def agreement(scored: Sequence[Scored], samples: int) -> float | None:
 
     None if no state has `samples` samples.
     """
-    states: dict[int, list[bool]] = {}
-    for each in scored:
-        states.setdefault(each.state, []).append(each.score >= each.oracle / 2 if each.oracle else each.value >= 0)
-    whole = [all(passed) for passed in states.values() if len(passed) >= samples]
+    whole = [
+        all(each.score >= each.oracle / 2 if each.oracle else each.value >= 0 for each in own)
+        for own in _by_state(scored).values()
+        if len(own) >= samples
+    ]
     return sum(whole) / len(whole) if whole else None
 
 
-def differences(ours: Iterable[Scored], theirs: Iterable[Scored]) -> list[float]:
-    """Return the paired differences of the scores of each state, in order of the states.
+def differences(ours: Iterable[Scored], theirs: Iterable[Scored], samples: int = 1) -> list[float]:
+    """Return the paired differences of the mean scores of each state, in order of the states.
 
-    In worlds they are in units of the oracle's usual value, like the scores of a share.
+    A state counts once both have all their samples in it: a look in between would be one more look at the same state.
+    In worlds they are in units of the oracle's usual value.
     """
-    left, right = ({each.state: each for each in scored if not each.sample} for scored in (ours, theirs))
-    pairs = ((left[state], right[state]) for state in sorted(left.keys() & right.keys()))
-    return [
-        (one.score - other.score) / (1 if one.kind == "recorded" else usual_value(one.edge)) for one, other in pairs
-    ]
+    left, right = (
+        {
+            state: math.fsum(each.score / (1 if each.kind == "recorded" else USUAL_VALUE) for each in own) / samples
+            for state, own in _by_state(scored).items()
+            if len(own) == samples
+        }
+        for scored in (ours, theirs)
+    )
+    return [left[state] - right[state] for state in sorted(left.keys() & right.keys())]
 
 
 PairVerdict = Literal["better", "worse", "not distinguishable yet"]

@@ -1,20 +1,21 @@
 """Worlds: minute markets that end in a state, with one planted edge or none, drawn from a secret.
 
-An edge is a pattern in a market's past together with a law for its future; the table `PATTERNS` has one row for each. A
-null world shows ordinary hours, or a pattern without its telltale sign, and nothing follows. In a reversed world the
-opposite follows.
+An edge is a family of patterns in a market's past together with a law for its future. Each exam draws one pattern of
+each family, and each world the sign of what follows it, which can only be inferred from what followed it before. A null
+world shows ordinary hours, or a pattern that nothing follows. In a reversed world the opposite follows.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from trader.core.statistics import Floats
-from trader.exam.domain.law import HORIZON, RISK_BUDGET, Law
+from trader.exam.domain.law import HORIZON, RISK_BUDGET, STEP, Law
 from trader.market.domain.markets import SimulatedMarket
 
 RECENT: Final = 2880
@@ -27,10 +28,12 @@ OLD: Final = (305 * 240 - RECENT) // OLD_STEP
 AFTER: Final = 4
 """The minutes after the state in which the orders of a decision meet their books; prices stand still meanwhile."""
 
-STRENGTHS: Final = (3.0, 5.0)
-"""The oracle's annual Sharpe ratio, after costs, of one such state a day."""
+STRENGTHS: Final = (0.8, 1.3)
+"""The oracle's gain in a planted world after costs, in deviations of the horizon in usual hours. It is far larger than
+any market's, so that a handful of occurrences is enough to infer it."""
 
-STATES_PER_YEAR: Final = 365
+USUAL_VALUE: Final = RISK_BUDGET * sum(STRENGTHS) / 2
+"""The oracle's usual value in planted worlds as a fraction of equity, the same for each edge."""
 
 HELD_FOR: Final = 120
 """The minutes for which an account has held its position, where it holds one."""
@@ -39,10 +42,16 @@ _MINUTES_PER_YEAR: Final = 365.25 * 1440
 _FACTOR_VOLATILITY: Final = 0.36
 _COMMON: Final = 0.6
 """How strongly markets move with their common factor; the square is the correlation of two of them."""
-_CLOSE: Final = 0.95
-"""The same for a leader and its follower."""
-_APART: Final = 0.3
-"""The same for a market that follows no other."""
+
+_SWITCHES: Final = (1 / 10, 1 / 120, 1 / 1440)
+"""How often per minute each factor of the variance is drawn anew: `_FACTOR`, or 2 - `_FACTOR`, at equal chance.
+
+Calvet and Fisher, "How to forecast long-run volatility", Journal of Financial Econometrics 2:1 (2004). With the jumps,
+kurtosis and autocorrelation of absolute returns are close to those of BTC, ETH and SOL in January 2025."""
+_FACTOR: Final = 1.7
+_JUMPS: Final = 0.001
+"""Jumps per minute, in all markets at once, each with the deviation of `_JUMP` usual minutes."""
+_JUMP: Final = 8.0
 
 _FIRST_DAY: Final = 20_454
 """Days since 1970 of 1 January 2026, the day of the first states, which are at 4, 8, 12, 16 and 20 o'clock."""
@@ -66,44 +75,85 @@ class Edge(StrEnum):
 Kind = Literal["planted", "null", "reversed"]
 """Whether a world has its edge, no edge, or the opposite edge."""
 
+Extent = tuple[float, float]
+
+
+class Family(NamedTuple):
+    """The patterns of an edge, from which each exam draws one: a span for each figure.
+
+    For `calm` minutes, volatility is `calm_factor` times its level; then the price moves by `push` times the usual
+    hourly deviation within `push_minutes`; then `since` minutes pass before anything follows. From the push until the
+    response ends, volatility is `unrest` times its level.
+    """
+
+    push: Extent
+    push_minutes: Extent
+    since: Extent = (1, 5)
+    calm: Extent = (0, 0)
+    calm_factor: Extent = (1, 1)
+    unrest: Extent = (1, 1)
+
+
+FAMILIES: Final[Mapping[Edge, Family]] = {
+    Edge.BREAKOUT: Family((2.0, 3.0), (8, 15), calm=(10, 20), calm_factor=(0.5, 0.7), unrest=(0.6, 0.8)),
+    Edge.OVERSHOOT: Family((3.0, 4.0), (15, 25), unrest=(0.6, 0.9)),
+    Edge.SQUEEZE: Family((1.5, 2.0), (5, 10), calm=(20, 30), calm_factor=(0.3, 0.4), unrest=(0.6, 0.8)),
+    Edge.NEWS: Family((2.0, 3.0), (1, 2), since=(8, 15), unrest=(0.7, 0.9)),
+    Edge.LEAD_LAG: Family((2.2, 3.2), (8, 20), unrest=(0.6, 0.8)),
+    Edge.DRAIN: Family((2.2, 3.2), (10, 20), since=(0, 2), unrest=(0.7, 0.9)),
+}
+"""The edges whose patterns are moves; `carry` is a funding rate."""
+
+_LASTS: Final = (2, 5)
+"""How many steps of the law a response lasts, at least and less than."""
+_TELLTALES: Final = ((1, -1), (1, 0), (0, 1))
+"""What follows a move on high and on low volume, relative to a world's sign."""
+_OFTEN: Final = (16, 21)
+"""How often a pattern has occurred before, at least and less than."""
+_ASIDE: Final = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
+"""The patterns that occur in other markets of a world; only a few of these have an edge, up to `_FAINT` strong."""
+_FAINT: Final = 0.2
+
+_STANDING: Final = 5 / 12
+"""How often accounts hold a position in worlds other than `drain`, so that they do in half of all worlds."""
+
 
 class Pattern(NamedTuple):
-    """The past of an edge, and how long its law holds.
+    """The pattern of an edge in one exam: figures of its family, and what the exam draws beside them.
 
-    For `calm` minutes, volatility is `calm_factor` times its usual level; then the price moves by `push` times the
-    usual hourly deviation within `push_minutes`, on `volume` times the usual volume; then `since` minutes pass. From
-    the push on, volatility is `unrest` times its usual level. The drift lasts `lasts` minutes, along the push (1),
-    against it (-1) or not at all (0).
+    A move on high volume has `volume` times the usual, and one on low volume `dried_up` times; `telltale` has the sign
+    of what follows each. The drift lasts `lasts` minutes. `leader` is the market that moves in `lead_lag`.
     """
 
     push: float
     push_minutes: int
     since: int
+    calm: int
+    calm_factor: float
+    unrest: float
     volume: float
+    dried_up: float
+    telltale: tuple[int, int]
     lasts: int
-    along: int
-    calm: int = 0
-    calm_factor: float = 1.0
-    unrest: float = 1.0
+    leader: int
 
 
-PATTERNS: Final[Mapping[Edge, Pattern]] = {
-    Edge.BREAKOUT: Pattern(1.5, 15, 3, 3.0, 180, 1, calm=360, calm_factor=0.7, unrest=1.2),
-    Edge.OVERSHOOT: Pattern(3.0, 60, 2, 5.0, 120, -1),
-    Edge.SQUEEZE: Pattern(0.7, 10, 2, 2.0, 180, 1, calm=720, calm_factor=0.35),
-    Edge.NEWS: Pattern(2.5, 1, 15, 6.0, 120, 1, unrest=1.4),
-    Edge.LEAD_LAG: Pattern(2.2, 20, 2, 2.0, 90, 1),
-    Edge.CARRY: Pattern(0.0, 1, 0, 1.0, HORIZON, 0),
-    Edge.DRAIN: Pattern(1.5, 60, 0, 2.0, HORIZON, 1, unrest=2.0),
-}
+Patterns = Mapping[Edge, Pattern]
 
-_STANDING: Final = 5 / 12
-"""How often accounts hold a position in worlds other than `drain`, so that they do in half of all worlds."""
 
-_DRIED_UP: Final = 0.5
-"""The volume of a move that nothing follows, relative to the usual."""
-_FADED_CARRY: Final = 0.08
-"""The funding rate of a null world with the pattern of `carry`, relative to one that pays."""
+@lru_cache(maxsize=64)
+def draw_patterns(secret: str, count: int) -> Patterns:
+    """Draw the patterns of an exam in this many markets."""
+    rng = np.random.default_rng(seed_of(secret, -1))
+    patterns = {}
+    for edge, family in FAMILIES.items():
+        push, minutes, since, calm, calm_factor, unrest = (float(rng.uniform(*span)) for span in family)
+        patterns[edge] = Pattern(
+            push, round(minutes), round(since), round(calm), calm_factor, unrest, volume=float(rng.uniform(5, 9)),
+            dried_up=float(rng.uniform(0.1, 0.2)), telltale=_TELLTALES[rng.integers(len(_TELLTALES))],
+            lasts=STEP * int(rng.integers(*_LASTS)), leader=int(rng.integers(count)),
+        )  # fmt: skip
+    return patterns
 
 
 class Bars(NamedTuple):
@@ -130,7 +180,8 @@ class Bars(NamedTuple):
 
 
 class World(NamedTuple):
-    """A world. `market` has the edge, whose drift has the sign `side`; `state` is its last second, a full hour.
+    """A world. `market` has the edge, whose drift has the sign `side` (or the side that funding pays; 0: neither);
+    `state` is its last second, a full hour.
 
     `recent` has the minutes until `AFTER` minutes after the state, `old` the candles of 15 minutes before those.
     `standing` is the side of the position that every account holds (0: none) in the market `stands_in`, `funding` the
@@ -185,134 +236,179 @@ def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: F
     """
     if edge is None and kind != "null":
         raise ValueError("only a null world is without an edge")
-    seed = seed_of(secret, number)
-    return _Drawing(np.random.default_rng(seed), edge, kind, costs).world(number, seed % 2**63)
+    seed, patterns = seed_of(secret, number), draw_patterns(secret, len(costs.rows))
+    return _Drawing(np.random.default_rng(seed), patterns, edge, kind, costs).world(number, seed % 2**63)
 
 
 class _Drawing:
-    """The drawing of one world: its past in usual deviations, shaped by the pattern of its edge."""
+    """The drawing of one world: its past in usual deviations, shaped by the patterns that occur in it."""
 
-    def __init__(self, rng: np.random.Generator, edge: Edge | None, kind: Kind, costs: FillCosts) -> None:
-        self._rng, self._edge, self._kind, self._costs = rng, edge, kind, costs
+    def __init__(
+        self, rng: np.random.Generator, patterns: Patterns, edge: Edge | None, kind: Kind, costs: FillCosts
+    ) -> None:
+        self._rng, self._patterns, self._edge, self._kind, self._costs = rng, patterns, edge, kind, costs
         self._count = len(costs.rows)
         self._usual = deviations(costs.rows)
-        self._direction = int(rng.choice((-1, 1)))
-        """The side of the push, or of whoever receives funding."""
-        self._market = int(rng.integers(1 if edge is Edge.LEAD_LAG else 0, self._count))
-        """The market of the edge. The first market leads."""
         self._strength = float(rng.uniform(*STRENGTHS))
-        self._fades = edge in (Edge.NEWS, Edge.DRAIN) and rng.random() < 0.5
-        is_drain = edge is Edge.DRAIN
-        self._standing = -self._direction if is_drain else int(rng.choice((-1, 1))) * (rng.random() < _STANDING)
-        self._stands_in = self._market if is_drain or rng.random() < 0.5 else int(rng.integers(self._count))
-        minutes = RECENT + AFTER
-        self._scales = np.ones((self._count, minutes))
-        self._pushes = np.zeros((self._count, minutes))
-        self._volumes = np.ones((self._count, minutes))
-        self._loads = np.full(self._count, _COMMON)
+        leader = patterns[edge].leader if edge is Edge.LEAD_LAG else None
+        self._market = int(rng.choice([market for market in range(self._count) if market != leader]))
+        self._moved = self._market if leader is None else leader
+        """The market of the edge, and the one whose move it follows."""
+        self._side = int(rng.choice((-1, 1)))
+        self._standing = int(rng.choice((-1, 1))) * (rng.random() < _STANDING)
+        self._stands_in = self._market if rng.random() < 0.5 else int(rng.integers(self._count))
+        past, future = (self._count, RECENT + AFTER), (self._count, HORIZON)
+        self._scales, self._volumes, self._pushes = np.ones(past), np.ones(past), np.zeros(past)
+        self._unrest, self._drift = np.ones(future), np.zeros(future)
+        self._closing = np.repeat(costs.of_fill[:, None], HORIZON, axis=1)
+        self._funding = np.array([float(row.rules.funding_rate) for row in costs.rows])
 
     def world(self, number: int, seed: int) -> World:
         edge, market = self._edge, self._market
+        if edge is Edge.CARRY:
+            self._carry()
+        elif edge is not None:
+            self._plant(edge)
         if edge is not None:
-            self._shape(edge, PATTERNS[edge])
-        law, funding = self._law(seed)
-        recent, old = self._bars()
+            self._aside()
+        recent, old, expected = self._bars()
+        law = Law(
+            self._drift, self._usual[:, None] * np.sqrt(expected) * self._unrest, self._funding, self._closing, seed,
+            self._usual,
+        )  # fmt: skip
         day, place = divmod(number, _STATES_PER_DAY)  # no two at the same time, since decisions are named by it
         state = ((_FIRST_DAY + day) * 24 + 4 * (place + 1)) * 3600
         return World(
             number=number, kind=self._kind, edge=edge, symbols=tuple(row.rules.symbol for row in self._costs.rows),
-            market=market, side=self._side, strength=self._strength, state=state, recent=recent, old=old,
-            funding=tuple(funding.tolist()), standing=self._standing, stands_in=self._stands_in, law=law,
+            market=market, side=0 if self._kind == "null" else self._side, strength=self._strength, state=state,
+            recent=recent, old=old, funding=tuple(self._funding.tolist()), standing=self._standing,
+            stands_in=self._stands_in, law=law,
         )  # fmt: skip
 
-    @property
-    def _side(self) -> int:
-        """The sign of the drift, or the side that funding pays; 0 in a null world."""
-        if self._edge is None or self._kind == "null":
-            return 0
-        along = PATTERNS[self._edge].along or 1
-        return self._direction * along * (-1 if self._fades else 1) * (-1 if self._kind == "reversed" else 1)
+    def _gross(self, market: int, strength: float) -> float:
+        """Return the drift that earns this strength after the costs of a fill and of closing."""
+        return strength * float(self._usual[market]) * math.sqrt(HORIZON) + 2 * float(self._costs.of_fill[market])
 
-    def _shape(self, edge: Edge, pattern: Pattern) -> None:
-        """Shape the past of the market of the edge, or of the first one, which leads."""
-        moved = 0 if edge is Edge.LEAD_LAG else self._market
+    def _carry(self) -> None:
+        """Let one side of a market be paid; in a null world by less than costs, in a reversed one for its loss."""
+        market, side = self._market, self._side
+        gross = self._gross(market, self._strength)
+        paid = 0.3 * float(self._costs.of_fill[market]) if self._kind == "null" else gross
+        self._funding[market] = -side * paid / (HORIZON // _HOUR)
+        if self._kind == "reversed":
+            self._side = -side
+            self._drift[market] = -2 * side * gross / HORIZON
+
+    def _plant(self, edge: Edge) -> None:
+        """Let the pattern of the edge occur, and let the law follow in a planted world.
+
+        In a null world it occurs for the first time, or nothing regular has followed it, or this time its telltale is
+        the one that nothing follows.
+        """
+        rng, pattern, market = self._rng, self._patterns[edge], self._market
+        marks, often, is_regular = [0, 1], int(rng.integers(*_OFTEN)), self._kind != "null"
+        if self._kind != "null":
+            marks = [mark for mark in marks if pattern.telltale[mark]]
+        elif rng.random() < 1 / 3:
+            often = 0
+        elif 0 in pattern.telltale and rng.random() < 0.5:
+            is_regular, marks = True, [pattern.telltale.index(0)]
+        gross = self._gross(market, self._strength)
+        direction, follows = self._occur(
+            pattern, self._moved, market, gross, often, int(rng.choice(marks)), is_regular=is_regular
+        )
+        self._side = follows * (-1 if self._kind == "reversed" else 1)
+        if edge is Edge.DRAIN:
+            self._standing, self._stands_in = -direction, market
+        if self._kind != "null":
+            self._drift[market, : pattern.lasts] = self._side * gross / pattern.lasts
+            if edge is Edge.DRAIN and self._side != self._standing:
+                reached = np.minimum(np.arange(1.0, HORIZON + 1) / pattern.lasts, 1.0)
+                self._closing[market] += 2 * float(self._costs.of_fill[market]) * reached
+
+    def _aside(self) -> None:
+        """Let patterns occur in other markets: nothing follows most of them, and little the others."""
+        rng = self._rng
+        for market in sorted({*range(self._count)} - {self._market, self._moved}):
+            if rng.random() < 0.5:
+                pattern = self._patterns[_ASIDE[rng.integers(len(_ASIDE))]]
+                is_faint = rng.random() < 0.3 and self._kind != "null"
+                drift = rng.uniform(0, _FAINT) * float(self._usual[market]) * math.sqrt(HORIZON) * is_faint
+                often, mark = int(rng.integers(*_OFTEN)), int(rng.integers(2))
+                _, follows = self._occur(pattern, market, market, drift, often, mark, is_regular=True)
+                self._drift[market, : pattern.lasts] = follows * drift / pattern.lasts
+
+    def _occur(
+        self, pattern: Pattern, moved: int, market: int, gross: float, often: int, mark: int, *, is_regular: bool
+    ) -> tuple[int, int]:
+        """Let a pattern occur in the state and `often` before it, each time followed by a drift in a market.
+
+        Return the direction of the last move, whose volume is `mark` (0: high, 1: low), and the sign of what follows.
+        """
+        rng, sign = self._rng, int(self._rng.choice((-1, 1)))
+        marks = [mark, *rng.permutation(np.arange(often) % 2).tolist()]
+        directions = rng.choice((-1, 1), often + 1).tolist()
+        follows = [
+            direction * (sign * pattern.telltale[each] if is_regular else int(rng.choice((-1, 1))))
+            for direction, each in zip(directions, marks, strict=True)
+        ]
         last = RECENT - pattern.since
-        first = last - pattern.push_minutes
-        is_null = self._kind == "null"
-        self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
-        if not (edge is Edge.DRAIN and is_null):
-            self._scales[moved, first:] = pattern.unrest
-        steps = np.arange(1.0, pattern.push_minutes + 1) if edge is Edge.OVERSHOOT else np.ones(pattern.push_minutes)
-        size = self._direction * pattern.push * math.sqrt(_HOUR) * self._rng.uniform(0.85, 1.2)
-        self._pushes[moved, first:last] = size * steps / steps.sum()
-        has_dried_up = edge is Edge.DRAIN and self._fades if not is_null else edge is not Edge.LEAD_LAG
-        volume = _DRIED_UP if has_dried_up else pattern.volume
-        self._volumes[moved, last - min(15, pattern.push_minutes) :] = volume
-        if edge is Edge.NEWS:
-            self._volumes[moved, first:last] = pattern.volume
-            self._volumes[moved, last:] = 1.0 if is_null else _DRIED_UP if self._fades else pattern.volume / 2
-        if edge is Edge.LEAD_LAG:
-            self._loads[:] = _APART
-            self._loads[[0, self._market]] = _CLOSE
-            if is_null:
-                self._pushes[self._market] = self._pushes[0]
+        for place, (direction, each, side) in enumerate(zip(directions, marks, follows, strict=True)):
+            first, begins = last - pattern.push_minutes, last + pattern.since
+            if first < pattern.calm:
+                break
+            self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
+            self._scales[market, begins : begins + pattern.lasts] *= pattern.unrest
+            steps = np.arange(1.0, pattern.push_minutes + 1)
+            size = direction * pattern.push * math.sqrt(_HOUR) * rng.uniform(0.85, 1.2)
+            self._pushes[moved, first:last] += size * steps / steps.sum()
+            self._volumes[moved, first : max(begins, last + 1)] = (pattern.volume, pattern.dried_up)[each]
+            if place:
+                drift = side * gross / pattern.lasts / float(self._usual[market])
+                self._pushes[market, begins : begins + pattern.lasts] += drift
+            last = first - pattern.calm - pattern.lasts - int(rng.integers(2 * OLD_STEP))
+            last -= last % OLD_STEP + pattern.since  # responses begin with a candle of 15 minutes, as the state does
+        self._unrest[market, : pattern.lasts] = pattern.unrest
+        return directions[0], follows[0]
 
-    def _law(self, seed: int) -> tuple[Law, Floats]:
-        """Return the law, and the hourly funding rate of each market."""
-        edge, market, fill = self._edge, self._market, self._costs.of_fill
-        drift = np.zeros((self._count, HORIZON))
-        deviation = np.repeat(self._usual[:, None], HORIZON, axis=1)
-        closing = np.repeat(fill[:, None], HORIZON, axis=1)
-        funding = np.array([float(row.rules.funding_rate) for row in self._costs.rows])
-        deviation *= self._scales[:, RECENT - 1 : RECENT]
-        if edge is not None:
-            pattern, sign = PATTERNS[edge], -1 if self._kind == "reversed" else 1
-            noise = float(deviation[market, 0]) * math.sqrt(pattern.lasts)
-            net = self._strength * noise / math.sqrt(STATES_PER_YEAR)
-            gross = net + 2 * float(fill[market])
-            if edge is Edge.CARRY:
-                rate = gross / (HORIZON // _HOUR)
-                funding[market] = -self._direction * rate * (_FADED_CARRY if self._kind == "null" else 1.0)
-                if sign < 0:
-                    drift[market] = -self._direction * 2 * gross / HORIZON
-            elif self._kind == "planted" and edge is Edge.DRAIN and not self._fades:
-                drift[market] = self._side * net / 2 / HORIZON
-                closing[market] += net / 2 * np.arange(1.0, HORIZON + 1) / HORIZON
-            elif self._kind != "null":
-                drift[market, : pattern.lasts] = self._side * gross / pattern.lasts
-        return Law(drift, deviation, funding, closing, seed), funding
+    def _variances(self) -> tuple[Floats, Floats]:
+        """Return the variance of each step relative to the usual, and the expected one of each minute from the state
+        on."""
+        rng, widths = self._rng, np.concatenate([np.full(OLD, OLD_STEP), np.ones(RECENT + AFTER)])
+        variances, expected = np.ones(len(widths)), np.ones(HORIZON)
+        for often in _SWITCHES:
+            draws = np.cumsum(rng.random(len(widths)) < 1 - (1 - often) ** widths)
+            factors = np.where(rng.random(len(widths) + 1) < 0.5, _FACTOR, 2 - _FACTOR)[draws]
+            variances *= factors
+            expected *= 1 + (factors[OLD + RECENT - 1] - 1) * (1 - often) ** np.arange(1, HORIZON + 1)
+        variances += (rng.random(len(widths)) < _JUMPS * widths) * _JUMP**2 / widths
+        return variances / (1 + _JUMPS * _JUMP**2), expected
 
-    def _bars(self) -> tuple[tuple[Bars, ...], tuple[Bars, ...]]:
-        """Return the minutes around the state, and the candles of 15 minutes before those."""
+    def _bars(self) -> tuple[tuple[Bars, ...], tuple[Bars, ...], Floats]:
+        """Return the minutes around the state, the candles of 15 minutes before those, and the expected variances."""
         rng, steps = self._rng, OLD + RECENT + AFTER
+        variances, expected = self._variances()
         common, recent, old = rng.standard_normal(steps), [], []
         for market, row in enumerate(self._costs.rows):
-            load = self._loads[market]
-            sizes = np.concatenate([np.full(OLD, math.sqrt(OLD_STEP)), self._scales[market]]) * self._usual[market]
+            scales = np.concatenate([np.full(OLD, math.sqrt(OLD_STEP)), self._scales[market]]) * np.sqrt(variances)
+            sizes = scales * self._usual[market]
             sizes[OLD + RECENT :] = 0
-            moves = (load * common + math.sqrt(1 - load**2) * rng.standard_normal(steps)) * sizes
+            noise = _COMMON * common + math.sqrt(1 - _COMMON**2) * rng.standard_normal(steps)
+            moves = noise * sizes
             moves[OLD:] += self._pushes[market] * self._usual[market]
             ends = math.log(row.character.level) + 0.2 * rng.standard_normal() + np.cumsum(moves)
             begins = np.concatenate([ends[:1] - moves[:1], ends[:-1]])
             # The extremes of a Brownian bridge from one close to the next.
             spans = np.sqrt(moves**2 - 2 * sizes**2 * np.log(rng.uniform(1e-12, 1.0, (2, steps))))
             highs, lows = (begins + ends + spans[0]) / 2, (begins + ends - spans[1]) / 2
-            usual = row.character.minute_volume * np.exp(-ends)
-            busy = 0.5 + 0.5 * np.abs(moves) / np.where(sizes > 0, sizes, 1)
-            volumes = usual * busy * (0.3 + 2 * rng.random(steps) ** 2)
+            usual = row.character.minute_volume * np.exp(-ends) * np.sqrt(variances)
+            volumes = usual * (0.5 + 0.5 * np.abs(noise)) * (0.3 + 2 * rng.random(steps) ** 2)
             volumes[:OLD] *= OLD_STEP
             volumes[OLD:] *= self._volumes[market]
             bars = Bars(np.exp(begins), np.exp(highs), np.exp(lows), np.exp(ends), volumes)
             old.append(Bars(*(column[:OLD] for column in bars)))
             recent.append(Bars(*(column[OLD:] for column in bars)))
-        return tuple(recent), tuple(old)
-
-
-def usual_value(edge: Edge | None) -> float:
-    """Return the oracle's usual value in worlds of an edge as a fraction of equity, known before the exam; without an
-    edge, that of one that lasts over the horizon."""
-    lasts = HORIZON if edge is None else PATTERNS[edge].lasts
-    return RISK_BUDGET * sum(STRENGTHS) / 2 * math.sqrt(lasts / HORIZON / STATES_PER_YEAR)
+        return tuple(recent), tuple(old), expected
 
 
 def standing_weight(costs: FillCosts, market: int) -> float:
