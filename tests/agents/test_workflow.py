@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
+from support.prompts import data_of
 from support.scripted import START, make_settings
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, results_seen, run_one
 
 from trader.agents.domain.invocations import invocation_id
-from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.domain.prompt import INDICATORS_SHOWN, QUESTION
 from trader.agents.observer import Observer
 from trader.agents.sql.invocations import select_payloads, select_steps
 from trader.agents.variants import VARIANTS
@@ -67,12 +68,14 @@ async def test_a_turn_contains_variant_and_market(floor: Floor) -> None:
     system, user = turn.messages
     assert system["content"].startswith(apex.prompt.strip())
     assert "at most 10" in system["content"]
-    shown = orjson.loads(user["content"])
+    shown = data_of(user["content"])
     assert shown["account"]["equity"] == 10_000
     assert {symbol: market["price"] for symbol, market in shown["now"].items()} == {
         "BTC": 94_000, "ETH": 3_300, "SOL": 200,
     }  # fmt: skip
-    assert shown["15m"]["indicators"]["momentum"] == [[None] * SERIES_SHOWN] * 3, "absent, not 0"
+    names, *rows = shown["15m"]["indicators"]
+    assert [row[names.index("momentum")] for row in rows] == [None] * 3 * INDICATORS_SHOWN, "absent, not 0"
+    assert user["content"].endswith(QUESTION)
 
 
 async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:

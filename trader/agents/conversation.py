@@ -14,7 +14,7 @@ from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
-from trader.agents.variants import VARIANTS
+from trader.agents.variants import VARIANTS, temperature_of
 from trader.core.errors import MarketUnavailable, NoUsableCall, ProviderError, ProviderTimeout
 
 WAIT_LIMIT_S: Final = 20.0
@@ -102,7 +102,7 @@ class Conversation:
         while True:
             turn = Turn(
                 model=self._model,
-                temperature=self._variant.temperature,
+                temperature=temperature_of(self._model),
                 number=number,
                 view=self.view,
                 messages=self._messages,
@@ -147,7 +147,7 @@ class Conversation:
         return round(self._estimated_tokens() * self._tokens_by_estimate) if self._provider.is_remote else 0
 
     def _estimated_tokens(self) -> int:
-        return estimated_tokens(self._messages, tuple(self.view.markets))
+        return estimated_tokens(self._messages, tuple(self.view.markets), self._model.configuration.tools_off)
 
     def _can_ask(self, answer_tokens_max: int) -> bool:
         """Return whether the invocation's tokens allow the same request again."""
@@ -218,7 +218,8 @@ class Conversation:
 
     def _opening(self) -> list[ChatMessage]:
         prompt = self._model.configuration.prompt or self._variant.prompt
-        return opening_messages(prompt, self._environment.limits, self.view)
+        entries, is_lean = self._variant.agent().entries(self.view), self._model.calls_tools
+        return opening_messages(prompt, self._environment.limits, self.view, entries, is_lean=is_lean)
 
     def _wait_max_s(self) -> float:
         """Return how long the provider may wait now for one of its keys to leave cooldown."""

@@ -50,6 +50,7 @@ ReplicateCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 AI_FIELDS = (
     "request", "attempt_timeout_s", "decision_age_max_s", "price", "budget_usd_per_day", "when_spent",
     "manage_usd_per_day", "owner", "prompt", "training_cutoff", "cache_ttl",
+    "temperature", "tools_off", "calls",
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
 
@@ -104,10 +105,12 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class File(msgspec.Struct, forbid_unknown_fields=True):
     """A parsed models file whose tables are not validated yet.
 
-    `rates` maps each other currency to the USD price of one unit.
+    `temperature` is that of every AI model without its own. `rates` maps each other currency to the USD price of one
+    unit.
     """
 
     models: list[Any]
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     providers: list[Any] = []
     owners: list[Any] = []
     rates: dict[str, Any] = {}
@@ -213,6 +216,8 @@ def _entry(values: Mapping[str, Any], whole: File) -> ModelEntry:
         entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
     owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
     definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
+    if entry.temperature is None and entry.provider not in CODE_PROVIDERS:
+        entry = replace(entry, temperature=whole.temperature)
     budget = None if owner is None else owner.budget_usd_per_day
     return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
 
@@ -280,6 +285,8 @@ def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue
     if values.get("stream") is True and not isinstance(wire, StreamedProtocol):
         streamed = [name for name, each in PROTOCOLS.items() if isinstance(each, StreamedProtocol)]
         yield Issue(("stream",), f"only the protocols {' and '.join(streamed)} are streamed")
+    if values.get("calls") == "json" and protocol != "chat":
+        yield Issue(("calls",), f"only the protocol chat takes calls as JSON, not {protocol}")
     for name, text in values.get("headers", {}).items() if isinstance(values.get("headers"), Mapping) else ():
         if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or name.lower() in KEY_HEADERS:
             hint = f"a header's name, but none of {', '.join(KEY_HEADERS)}: keys are in the variable `key_variable`"
@@ -305,6 +312,9 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
         yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
     if provider != "strategy":
         yield from (Issue((name,), "only a strategy has it") for name in ("params", "network") if name in values)
+    own = next((each for each in whole.providers if each.name == provider), None)
+    if values.get("calls") == "json" and own is not None and own.protocol != "chat":
+        yield Issue(("calls",), f"only the protocol chat takes calls as JSON, and {provider} has {own.protocol}")
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"unknown provider {provider!r}; expected one of {', '.join(providers)}")

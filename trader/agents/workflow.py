@@ -135,7 +135,7 @@ class Workflow:
     async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
         answer = await self._conversation.ask(number, answer_tokens_max)
         if self._model.calls_tools:
-            answer = with_calls_of_text(answer, number)
+            answer = with_calls_of_text(answer, number, is_json=self._model.configuration.calls_as_json)
         self.is_prompt_cut = self._conversation.is_prompt_cut
         self._calls.record_step(provider.name, answer)
         return answer
@@ -143,12 +143,14 @@ class Workflow:
     async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
+        has_all = self._model.is_external or self._model.provider == "strategy"
+        off = self._model.configuration.tools_off
+        tools = RECORDED_TOOLS if has_all else {name: each for name, each in TOOLS.items() if name not in off}
         has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         failures = set()
         for sent in answer.calls:
-            has_all = self._model.is_external or self._model.provider == "strategy"
             request = readable(sent) if self._model.calls_tools else sent
-            decision = decode(request, RECORDED_TOOLS if has_all else TOOLS)
+            decision = decode(request, tools)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)

@@ -106,7 +106,7 @@ def configuration_of(
     return canonical_json(
         {
             "prompt": prompt,
-            "tools": tool_schemas(service.markets),
+            "tools": tool_schemas(service.markets, model.configuration.tools_off),
             "limits": msgspec.to_builtins(limits),
             "variant": model.variant.value,
             "provider": model.provider,
@@ -115,6 +115,7 @@ def configuration_of(
             "protocol": "chat" if definition is None else definition.protocol,
             "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
+            **({"calls": "json"} if model.configuration.calls_as_json else {}),
             **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
             **({"external": _external(model)} if model.is_external else {}),
             "cadenceSeconds": model.configuration.cadence.total_seconds(),

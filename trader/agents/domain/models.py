@@ -135,6 +135,9 @@ WebAddress = Annotated[
 ]
 
 
+CallsForm = Annotated[Literal["tools", "json"], _described('"tools" or "json"')]
+
+
 class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """An AI provider: its address, its protocol, and the variable with its keys.
 
@@ -143,7 +146,8 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     answers are streamed, which some models require. `slots` limits the concurrent requests to models of one name (None:
     the service's limit). `request` has fields to add to every request; null omits a field that the service sends.
     `limit_field` is the name of the field that limits an answer's tokens (None: the protocol's usual field). `protocol`
-    is a key of `PROTOCOLS`.
+    is a key of `PROTOCOLS`. With `calls = "json"` models answer with their calls as JSON (`response_format`), which
+    servers without a parser of tool calls need.
     """
 
     name: ProviderName
@@ -156,6 +160,7 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     slots: Annotated[int, Meta(ge=1, le=256)] | None = None
     request: Mapping[str, Any] = {}
     limit_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+    calls: CallsForm = "tools"
 
 
 DeclaredName = Annotated[
@@ -193,6 +198,10 @@ class DeclaredUsage(
     cost_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
 
 
+ToolOff = Literal["createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "fetchOrderBook", "note"]
+"""The tools that a model may be without; `holding` ends a cycle."""
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of a model in the models file, except its identity; the file and the database use the same names.
 
@@ -205,6 +214,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     with the same `replicate_of` are replicates: one model run several times, to see how much of a result is noise.
     `owner_budget_usd_per_day` limits all models of one `owner` together; `manage_usd_per_day` of each budget is kept
     for managing positions (None: a fifth).
+    `temperature` replaces its variant's, and `tools_off` are the tools that it is not offered.
+    `calls` replaces its provider's.
     `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
     models. `cache_ttl` is how long a provider with the Messages protocol keeps marked prompts (None: 5 minutes).
     `params` are the parameters of a strategy, by name, and `network` tells whether it may use the network. `declared`
@@ -226,10 +237,19 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     color: Color | None = None
     replicate_of: ModelId | None = None
     provider_definition: ProviderDefinition | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    tools_off: tuple[ToolOff, ...] = ()
+    calls: CallsForm | None = None
     cache_ttl: Annotated[Literal["5m", "1h"], _described('"5m" or "1h"')] | None = None
     params: Mapping[str, Any] = {}
     network: bool = False
     declared: Declared | None = None
+
+    @property
+    def calls_as_json(self) -> bool:
+        """Whether the model answers with its calls as JSON rather than as tool calls."""
+        provider = None if self.provider_definition is None else self.provider_definition.calls
+        return (self.calls or provider) == "json"
 
     @property
     def cadence(self) -> timedelta:

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, Turn
-from trader.agents.domain.tools import tool_schemas
+from trader.agents.domain.tools import calls_schema, calls_text, tool_schemas
 
 NATIVE: Final = "native"
 """The key of an assistant message that holds the provider's own parts."""
@@ -98,11 +98,19 @@ class ChatWire:
         return bearer(secret)
 
     def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
+        configuration, (system, *others) = turn.model.configuration, turn.messages
+        tools = tool_schemas(turn.symbols, configuration.tools_off)
+        asked: Body = {"messages": turn.messages, "tools": tools, "tool_choice": "auto"}
+        if configuration.calls_as_json:
+            schema = {"name": "calls", "strict": True, "schema": calls_schema(tools)}
+            told = {**system, "content": f"{system['content']}\n\n{calls_text(tools)}"}
+            asked = {
+                "messages": [told, *others],
+                "response_format": {"type": "json_schema", "json_schema": schema},
+            }
         return {
             "model": turn.model.router_model_name,
-            "messages": turn.messages,
-            "tools": tool_schemas(turn.symbols),
-            "tool_choice": "auto",
+            **asked,
             "temperature": turn.temperature,
             "stream": stream,
             limit_field: turn.answer_tokens_max,
@@ -301,7 +309,7 @@ def _is_json(content: bytes | str) -> bool:
 
 def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
     """Yield name, description and JSON Schema of every tool of a turn."""
-    for tool in tool_schemas(turn.symbols):
+    for tool in tool_schemas(turn.symbols, turn.model.configuration.tools_off):
         function = tool["function"]
         yield function["name"], function["description"], function["parameters"]
 

@@ -67,6 +67,7 @@ class ResponsesWire:
             "tool_choice": "auto",
             "temperature": turn.temperature,
             "stream": stream,
+            "prompt_cache_key": turn.model.id,
             "store": False,
             "include": ["reasoning.encrypted_content"],
             limit_field: turn.answer_tokens_max,
