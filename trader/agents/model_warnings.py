@@ -16,8 +16,8 @@ FAILURES_MAX: Final = 3
 """Number of consecutive failed invocations at which a model is reported."""
 
 CUT_PROMPT: Final = (
-    "its provider counted less than half of the prompt's tokens, so it seems to truncate the prompt; "
-    "raise the context length of the server (num_ctx of Ollama)"
+    "its provider counted fewer tokens than the prompt has, so it seems to truncate the prompt; "
+    "raise the context length of the server (num_ctx of Ollama), or state it in the row as `context_tokens`"
 )
 
 

@@ -50,7 +50,7 @@ ReplicateCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 AI_FIELDS = (
     "request", "attempt_timeout_s", "decision_age_max_s", "price", "budget_usd_per_day", "when_spent",
     "manage_usd_per_day", "owner", "prompt", "training_cutoff", "cache_ttl",
-    "temperature", "tools_off", "calls",
+    "temperature", "tools_off", "calls", "context_tokens",
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
 
@@ -274,7 +274,7 @@ def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue
         return
     if not mistakes:
         keys = values.get("key_variable"), values.get("key_host")
-        if problem := address_problem(values["base_url"], *keys, addresses):
+        if problem := address_problem(values["base_url"], *keys, addresses, private=values.get("private", False)):
             yield Issue(("base_url",), problem)
     yield from _request_issues(values.get("request", {}))
     if values.get("name") in (*PROVIDERS, *CODE_PROVIDERS):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from trader.agents.budgets import Budgets
-from trader.agents.conversation import InvocationLimits
+from trader.agents.conversation import InvocationLimits, Learned
 from trader.agents.domain.invocations import Failing
 from trader.agents.domain.models import Model, rule_model
 from trader.agents.entrants import Entrants
@@ -91,6 +91,7 @@ class InvocationScheduler:
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
         self._with_cut_prompts: set[str] = set()
+        self._learned: dict[str, Learned] = {}
         self._failures = ConsecutiveFailures()
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self.outcomes = Outcomes()
@@ -263,7 +264,8 @@ class InvocationScheduler:
                 self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
-            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens)
+            learned = self._learned.setdefault(model.id, Learned())
+            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens, learned=learned)
             invocation = self._invoke(model, batch, started_at, name, limits)
             task = tasks.start(invocation, f"invocation of {model.id}")
             self._running[model.id] = (task, started_at)
@@ -285,13 +287,13 @@ class InvocationScheduler:
             finally:
                 if record.is_unsaved:
                     self._unsaved.append(record)
-                self._note_end(record, workflow)
+                self._note_end(record)
                 del self._running[model.id]
                 self._slots.free(slot)
                 self._ended(batch)
                 self._fill_slots(slot)
 
-    def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
+    def _note_end(self, record: InvocationRecorder) -> None:
         """Count the cost of an invocation; report a spent budget, a wrong price and a truncated prompt once each."""
         model, before = record.model, self.budgets.of(record.model)
         self.budgets.settle(record.invocation)
@@ -304,7 +306,7 @@ class InvocationScheduler:
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))
-        if workflow.is_prompt_cut and model.id not in self._with_cut_prompts:
+        if (learned := self._learned.get(model.id)) and learned.is_cut and model.id not in self._with_cut_prompts:
             self._with_cut_prompts.add(model.id)
             _log.warning("%s: %s", model.id, CUT_PROMPT)
 

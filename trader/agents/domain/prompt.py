@@ -114,6 +114,14 @@ QUESTION: Final = "Decide now: call exactly one tool, such as createPosition to 
 FOLLOWING: Final = dict.fromkeys(("bid", "ask", "initialCapital"))
 """Fields that the lean form leaves out, since nothing in a decision depends on them beside the others."""
 
+SHORTENINGS: Final = (
+    "",
+    "candles except of the first interval",
+    "candles",
+    "candles, past decisions, trades and funding rates",
+)
+"""What a view leaves out, in this order, until its prompt fits into the model's context."""
+
 EXACT: Final = frozenset(
     {"vwap", "vwapUpper", "vwapLower", "kijunSen"}
     | {name for name in INDICATOR_NAMES if name.startswith(("ema", "bollinger", "keltner"))}
@@ -122,18 +130,29 @@ EXACT: Final = frozenset(
 
 
 def opening_messages(
-    prompt: str, limits: VariantLimits, view: View, entries: Sequence[Entry] = (), *, is_lean: bool = True
+    prompt: str,
+    limits: VariantLimits,
+    view: View,
+    entries: Sequence[Entry] = (),
+    *,
+    is_lean: bool = True,
+    shortening: int = 0,
 ) -> list[ChatMessage]:
     """Return the system message of an entrant and the user message of this cycle.
 
-    Models get the lean form of the view, with `entries` if the prompt names them; external agents the objects.
+    Models get the lean form of the view, with `entries` if the prompt names them; external agents the objects. The view
+    is without what `SHORTENINGS` names at this place, for a small context.
     """
     cadence = cadence_text(view.cadence, _decision_interval(view))
     form = _LEAN_FORM if is_lean else _FORM
     system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{form}{GLOSSARY}\n\n{cadence}"
     data = view_data(view, named_indicators(prompt), entries if "`entries`" in prompt else ())
-    shown = f"{json_text(lean(data))}\n\n{QUESTION}" if is_lean else json_text(data)
-    return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
+    shown = _shortened_view(lean(data), shortening, _decision_interval(view)) if is_lean else data
+    question = f"\n\n{QUESTION}" if is_lean else ""
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": json_text(shown) + question},
+    ]
 
 
 def rules_text(limits: VariantLimits) -> str:
@@ -236,6 +255,20 @@ def lean(data: Mapping[str, Any]) -> dict[str, Any]:
     }
     shown = {name: _present(tables.get(name, value)) for name, value in data.items() if name != "session"}
     return {name: value for name, value in shown.items() if value not in (None, [], ())}
+
+
+def _shortened_view(shown: Mapping[str, Any], shortening: int, main: Interval) -> dict[str, Any]:
+    """Return a lean view without what is left out at this place of `SHORTENINGS`, which it then states."""
+    if not shortening:
+        return {**shown}
+    bare = {interval for interval, *_ in shown["candleCloses"][1:] if shortening > 1 or interval != main}
+    dropped = ("decisions", "trades", "fundingHistory") if shortening > 2 else ()
+    kept = {
+        name: {"indicators": value["indicators"]} if name in bare else value
+        for name, value in shown.items()
+        if name not in dropped
+    }
+    return {**kept, "leftOut": f"{SHORTENINGS[shortening]}, since they exceed your context"}
 
 
 def _lean_interval(part: Mapping[str, Any], symbols: Sequence[str]) -> dict[str, Any]:

@@ -70,6 +70,24 @@ FIELD_REFUSED: Final = re.compile(
     r"|unsupported",
     re.IGNORECASE,
 )
+CONTEXT_WORDS: Final = re.compile(
+    r"context[ _-]?(?:length|window|size|limit)|exceed_context|too many tokens|reduce the length|`inputs` tokens"
+    r"|(?:prompt|input|request|message)\w*\b[^.\n]{0,60}\btoo (?:long|large)|maximum (?:model|prompt|number of tokens)",
+    re.IGNORECASE,
+)
+CONTEXT_LIMITS: Final = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        r'"n_ctx"\s*:\s*(\d+)',
+        r"(?:>|<=)\s*(\d{3,9})",
+        r"\b(?:max(?:imum)?|context|limit)\b[^\d>\n]{0,60}?\b(\d{3,9})\b",
+        r"\b(\d{3,9})\s+(?:tokens?\s+)?max",
+    )
+)
+"""How llama.cpp, Anthropic and TGI, OpenAI with those after it (vLLM, LM Studio, Gemini), and Mistral state a limit."""
+
+CONTEXT_MIN: Final = 256
+
 NEAR: Final = 60
 """Maximum characters between a field's name and the words that refuse it."""
 
@@ -119,6 +137,17 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
                 return refused[0]
     # Each server has words of its own against `required`, and every model can be asked without the field.
     return "tool_choice" if "tool_choice" in fields and re.search(r"(?i)\btool[ _]choice\b", said) else None
+
+
+def context_limit(content: bytes, asked: int) -> int | None:
+    """Return the tokens of the context that an error says a request of `asked` tokens exceeds; 0: it does not say how
+    many, and None: the error is about something else. A limit that the request does not exceed explains nothing."""
+    error = _decoded(content)
+    if not CONTEXT_WORDS.search(_joined(error)):
+        return None
+    texts = content.decode(errors="replace"), _joined(error)
+    stated = (found for form in CONTEXT_LIMITS for text in texts for found in form.findall(text))
+    return next((tokens for tokens in map(int, stated) if CONTEXT_MIN <= tokens < asked), 0)
 
 
 def words_of(content: bytes) -> str:

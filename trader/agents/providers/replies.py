@@ -215,6 +215,27 @@ def count_in(usage: Any, *path: str) -> int | None:
     return usage if isinstance(usage, int) and not isinstance(usage, bool) and 0 <= usage < 10**12 else None
 
 
+CONTEXT_NAMES: Final = ("n_ctx", "max_model_len", "loaded_context_length", "context_length", "max_context_length")
+"""The fields in which llama.cpp, vLLM, LM Studio and Ollama state the length of a context, the effective one first."""
+
+
+def context_in(content: bytes, name: str) -> int | None:
+    """Return the length of a model's context in a server's properties or list of models; None if it is not there."""
+    try:
+        said = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    listed = (said.get("data") or said.get("models")) if isinstance(said, dict) else None
+    places = [said] if not isinstance(listed, list) else [each for each in listed if name in _names(each)]
+    settings = [each.get("default_generation_settings") for each in places if isinstance(each, dict)]
+    found = (count_in(each, field) for each in (*settings, *places) for field in CONTEXT_NAMES)
+    return next((tokens for tokens in found if tokens), None)
+
+
+def _names(listed: Any) -> list[Any]:
+    return [listed.get(key) for key in ("id", "name", "model")] if isinstance(listed, dict) else []
+
+
 def _output_tokens(usage: Mapping[str, Any]) -> int | None:
     """Return the output tokens, including the reasoning tokens, which some gateways count separately."""
     prompt, output = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
