@@ -29,9 +29,8 @@ INVOCATION_LIMIT_S: Final = 600.0
 LEARNED_S: Final = 3600.0
 """How long a learned context counts: an operator may give the server a longer one."""
 
-REFUSALS_MAX: Final = 4
-"""So often a prompt is shortened after a refusal, each time to at most this share of it:"""
-SHORTER: Final = 0.75
+REFUSALS_MAX: Final = 5
+"""So often a request is shortened after a refusal."""
 
 CUT_SHARE: Final = 0.85
 """A prompt of which a server counts less than this share was truncated."""
@@ -191,7 +190,8 @@ class Conversation:
         self._refusals += 1
         if self._refusals > REFUSALS_MAX:
             raise error
-        self._learn_context(error.limit if error.limit and error.limit < known else round(SHORTER * known))
+        power = 1 << ((known - 1).bit_length() - 1)  # as contexts usually are
+        self._learn_context(error.limit if error.limit and error.limit < known else power)
         self._messages[: self._opening_size] = self._opening()
         return max(min(answer_tokens_max, self.room()), ANSWER_TOKENS_MIN)
 

@@ -78,13 +78,14 @@ CONTEXT_WORDS: Final = re.compile(
 CONTEXT_LIMITS: Final = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
-        r'"n_ctx"\s*:\s*(\d+)',
         r"(?:>|<=)\s*(\d{3,9})",
         r"\b(?:max(?:imum)?|context|limit)\b[^\d>\n]{0,60}?\b(\d{3,9})\b",
         r"\b(\d{3,9})\s+(?:tokens?\s+)?max",
     )
 )
-"""How llama.cpp, Anthropic and TGI, OpenAI with those after it (vLLM, LM Studio, Gemini), and Mistral state a limit."""
+"""How Anthropic and TGI, OpenAI with those after it (vLLM, llama.cpp, LM Studio, Gemini), and Mistral state a limit."""
+
+CONTEXT_FIELD: Final = re.compile(r'"n_ctx"\s*:\s*(\d{1,9})\b')
 
 CONTEXT_MIN: Final = 256
 
@@ -142,11 +143,11 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
 def context_limit(content: bytes, asked: int) -> int | None:
     """Return the tokens of the context that an error says a request of `asked` tokens exceeds; 0: it does not say how
     many, and None: the error is about something else. A limit that the request does not exceed explains nothing."""
-    error = _decoded(content)
-    if not CONTEXT_WORDS.search(_joined(error)):
+    said = _joined(_decoded(content))
+    if not CONTEXT_WORDS.search(said):
         return None
-    texts = content.decode(errors="replace"), _joined(error)
-    stated = (found for form in CONTEXT_LIMITS for text in texts for found in form.findall(text))
+    of_llama = CONTEXT_FIELD.findall(content.decode(errors="replace"))
+    stated = (*of_llama, *(found for form in CONTEXT_LIMITS for found in form.findall(said)))
     return next((tokens for tokens in map(int, stated) if CONTEXT_MIN <= tokens < asked), 0)
 
 
