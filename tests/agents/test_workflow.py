@@ -30,6 +30,7 @@ from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Interval, Quote
 from trader.market.feed import MarketFeed
 from trader.market.sources.synthetic import SyntheticSource
+from trader.portfolio.sql.analytics import select_run_entrants
 
 # --- actions of a run -------------------------------------------------------------------------------------------------
 
@@ -268,6 +269,11 @@ async def test_a_model_that_only_talks_fails_has_a_warning_and_no_decided_cycle(
     assert "ada failed 3 times in a row: the answer has no tool call" in (floor.agents.warnings().summary or "")
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT (finished, failed) FROM invocation_counts") == (3, 3)
+        await conn.execute("UPDATE invocation_counts SET finished = 300")
+        assert [each.record.is_ranked for each in await select_run_entrants(conn)] == [False], "whatever its coverage"
+    await run_one(floor, hold())
+    async with floor.database.connection() as conn:
+        assert [each.record.is_ranked for each in await select_run_entrants(conn)] == [True]
 
 
 async def test_three_answers_with_the_same_bad_call_end_the_invocation(floor: Floor) -> None:
