@@ -16,7 +16,6 @@ from trader.agents.domain.prompt import CANDLES_END
 from trader.agents.providers.protocols import (
     NATIVE,
     Body,
-    call_of,
     completion_of,
     empty_completion,
     functions,
@@ -84,9 +83,8 @@ class MessagesWire:
             return empty_completion(_counted(answer.usage), answer.model)
         text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
         calls = [
-            call_of(part.get("id"), part.get("name"), part.get("input"))
+            (part.get("id"), part.get("name"), part.get("input")) if part.get("type") == "tool_use" else None
             for part in answer.content
-            if part.get("type") == "tool_use"
         ]
         return completion_of(
             answer.content,

@@ -6,6 +6,7 @@ unchanged, with reasoning and signatures.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -314,9 +315,28 @@ def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
         yield function["name"], function["description"], function["parameters"]
 
 
-def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
-    """Return a tool call in chat completion form; `arguments` is JSON text or a JSON value."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+Call = tuple[Any, Any, Any]
+"""Id, name and arguments of a tool call as a provider sent them; the arguments are JSON text or a JSON value."""
+
+
+def places_once(calls: Sequence[Call | None]) -> list[int]:
+    """Return the places of the parts of an answer, each with its call (None: it is no call), without those whose call
+    repeats id, name and arguments: a gateway sent it twice."""
+    seen, places = set(), []
+    for place, call in enumerate(calls):
+        has_id = call is not None and isinstance(call[0], str) and call[0]
+        key = (call[0], str(call[1]), _argument_key(call[2])) if call is not None and has_id else place
+        if key not in seen:
+            places.append(place)
+        seen.add(key)
+    return places
+
+
+def _argument_key(arguments: Any) -> bytes:
+    with suppress(TypeError, ValueError):
+        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return str(arguments).encode()
 
 
 def empty_completion(usage: Mapping[str, int | None], model: Any) -> bytes:
@@ -327,16 +347,23 @@ def empty_completion(usage: Mapping[str, int | None], model: Any) -> bytes:
 def completion_of(
     parts: Sequence[Any],
     text: str,
-    calls: Sequence[Body],
+    calls: Sequence[Call | None],
     finish: str | None,
     usage: Mapping[str, int | None],
     model: Any,
     refusal: str | None = None,
 ) -> bytes:
-    """Return a chat completion built from the parts of an answer; unknown figures of `usage` are None."""
-    message: ChatMessage = {"role": "assistant", "content": text or None, NATIVE: list(parts)}
-    if calls:
-        message["tool_calls"] = list(calls)
+    """Return a chat completion built from the parts of an answer; unknown figures of `usage` are None.
+
+    Each part has its call in `calls`, or None.
+    """
+    places = places_once(calls)
+    message: ChatMessage = {"role": "assistant", "content": text or None, NATIVE: [parts[place] for place in places]}
+    if made := [call for place in places if (call := calls[place]) is not None]:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, name, arguments in made
+        ]
     if refusal:
         message["refusal"] = refusal
     whole = {"model": model, "choices": [{"message": message, "finish_reason": finish}], "usage": _known(usage)}

@@ -1,8 +1,7 @@
 """Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
-from trader.agents.providers.protocols import NATIVE
+from trader.agents.providers.protocols import NATIVE, places_once
 
 CALLS_MAX = 16
 """Maximum tool calls taken from one answer."""
@@ -87,7 +86,7 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     message = msgspec.convert(sent, _ReplyMessage)
     requested = message.tool_calls or []
     if requested and NATIVE not in sent:
-        places = list(_places_once(requested))
+        places = places_once([(call.id, call.function.name, call.function.arguments) for call in requested])
         sent = {**sent, "tool_calls": [sent["tool_calls"][place] for place in places]}
         requested = [requested[place] for place in places]
     ids: set[str] = set()
@@ -136,24 +135,6 @@ def _text(content: Any) -> str | None:
         parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
         content = "".join(parts)
     return content or None if isinstance(content, str) else None
-
-
-def _places_once(calls: Sequence[_Call]) -> Iterator[int]:
-    """Yield the places of the calls, without those that repeat id, name and arguments: a gateway sent them twice."""
-    seen = set()
-    for place, call in enumerate(calls):
-        own = isinstance(call.id, str) and call.id
-        key = (own, str(call.function.name), _argument_key(call.function.arguments)) if own else place
-        if key not in seen:
-            yield place
-        seen.add(key)
-
-
-def _argument_key(arguments: Any) -> bytes:
-    with suppress(TypeError, ValueError):
-        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return str(arguments).encode()
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:

@@ -12,7 +12,6 @@ from trader.agents.providers.protocols import (
     STREAM_END,
     Body,
     bearer,
-    call_of,
     completion_of,
     empty_completion,
     functions,
@@ -93,9 +92,10 @@ class ResponsesWire:
             if isinstance(part, dict)
         ]
         calls = [
-            call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
-            for item in response.output
+            (item.get("call_id"), item.get("name"), item.get("arguments"))
             if item.get("type") == "function_call"
+            else None
+            for item in response.output
         ]
         reason = (response.incomplete_details or {}).get("reason")
         return completion_of(
