@@ -1,7 +1,10 @@
 """Servers of one's own: small contexts, silent truncation, few slots, and none that reads tool calls."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,11 +14,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.chat_server import TURN, Timer, completion, held
 from support.prompts import data_of
-from support.trading_floor import Floor, open_floor, opening
+from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.trading_provider import call, trading_provider
 
+from trader.__main__ import main
+from trader.agents.conversation import Learned
 from trader.agents.domain.models import ModelConfiguration, ProviderDefinition
+from trader.agents.model_warnings import model_warnings
+from trader.agents.models_file import read_models
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.providers import make_providers
+from trader.core.errors import SettingsError
 from trader.database.pool import Database
 from trader.settings.settings import Settings
 
@@ -50,11 +59,15 @@ class OwnServer:
         self.message: dict[str, Any] = held()
         self.finish = "stop"
         self.warnings = ""
+        self.loads = 0
 
     async def props(self, _request: web.Request) -> web.Response:
         return web.json_response({"default_generation_settings": {"n_ctx": self.context}} if self.tells else {})
 
     async def chat(self, request: web.Request) -> web.Response:
+        if self.loads:
+            self.loads -= 1
+            return web.json_response({"error": {"code": 503, "message": "Loading model"}}, status=503)
         content = await request.read()
         self.bodies.append(orjson.loads(content))
         tokens = len(content) * 10 // 35
@@ -205,3 +218,76 @@ async def test_models_of_other_names_wait_for_the_slot_of_their_server(floor: Fl
     await floor.add("ada", "bob", "cyd", configuration=configuration)
     await floor.cycle()
     assert (floor.provider.active_max, len(floor.provider.turns)) == (1, 3)
+
+
+def test_a_check_says_what_a_server_does_with_the_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "models.toml"
+    with trading_provider() as provider:
+        file.write_text(
+            f'[[providers]]\nname = "own"\nbase_url = "{provider.url}"\ncontext_tokens = 8192\n'
+            '[[models]]\nid = "qwen"\nvariant = "Apex"\nprovider = "own"\nrouter_model = "qwen3"\n'
+        )
+        provider.always = [call(1, "holding", reason="ready")]
+        assert main(["models", "check", "qwen", "--file", str(file)]) == 0
+        assert provider.asked[-1]["tool_choice"] == "required"
+        provider.always = []
+        assert main(["models", "check", "qwen", "--file", str(file)]) == 1
+    printed = capsys.readouterr().out
+    assert "context: 8192, prompt: 5000 tokens" in printed
+    assert "call: holding\n" in printed
+    assert 'call: none, so the server may not read calls: try `calls = "json"`' in printed
+    assert main(["models", "check", "qwen", "--file", str(file)]) == 1
+    assert "cannot be asked: own could not be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("address", "private", "words"),
+    [
+        ("http://localhost:8080/v1", False, None),
+        ("http://ollama:11434/v1", True, None),
+        ("http://192.168.1.7:8000/v1", True, None),
+        ("http://ollama:11434/v1", False, "with private = true on a private network"),
+        ("http://169.254.169.254/v1", True, "not for 169.254.169.254"),
+        ("http://example.org/v1", True, "not for example.org"),
+    ],
+)
+def test_a_private_server_needs_neither_https_nor_price(
+    tmp_path: Path, address: str, private: bool, words: str | None
+) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        f'[[providers]]\nname = "own"\nbase_url = "{address}"\nprivate = {str(private).lower()}\n'
+        '[[models]]\nid = "qwen"\nvariant = "Apex"\nprovider = "own"\nrouter_model = "qwen3"\n'
+    )
+    if words is None:
+        (entry,) = read_models(file, None)
+        assert entry.price is not None
+        assert entry.price.is_free
+    else:
+        with pytest.raises(SettingsError, match=re.escape(words)):
+            read_models(file, None)
+
+
+async def test_a_server_that_loads_its_model_is_waited_for(database: Database) -> None:
+    server = OwnServer(32_768)
+    server.loads = 2
+    (record,) = await cycles(database, server, 1)
+    assert (record.invocation.status, server.loads) == ("completed", 0)
+
+
+async def test_a_model_slower_than_its_cadence_has_a_warning_with_one_that_fits(floor: Floor) -> None:
+    await floor.add("ada")
+    await floor.cycle()
+    learned, (model,) = Learned(), floor.models.by_id.values()
+    for seconds, words in ((60, None), (95, 'every = "2m" would fit')):
+        learned.took = timedelta(seconds=seconds)
+        warning = model_warnings([model], floor.providers, floor.agents.budgets, {"ada": learned}, {}).get("ada")
+        assert (warning is None) if words is None else words in (warning or "")
+
+
+async def test_a_row_has_a_temperature_and_tools_of_its_own(floor: Floor) -> None:
+    await floor.add("ada", configuration=ModelConfiguration(temperature=0.1, tools_off=("note", "createPosition")))
+    floor.provider.scripts["ada"] = [calling(opening()), hold()]
+    (record,) = await floor.cycle()
+    assert floor.provider.turns[0].temperature == 0.1
+    assert "There is no tool 'createPosition'" in record.tool_calls[0].metadata["results"][0]["error"]

@@ -26,6 +26,11 @@ ANSWER_S: Final = 5.0
 
 INVOCATION_LIMIT_S: Final = 600.0
 
+CUT_PROMPT: Final = (
+    "its provider counted fewer tokens than the prompt has, so it seems to truncate the prompt; "
+    "raise the context length of the server (num_ctx of Ollama), or state it in the row as `context_tokens`"
+)
+
 LEARNED_S: Final = 3600.0
 """How long a learned context counts: an operator may give the server a longer one."""
 
@@ -45,7 +50,8 @@ class Learned:
     """What the invocations of a model have learned of its server.
 
     `context_tokens` is what fits into its context, from a refusal or a truncated prompt, and `tokens_by_estimate` how
-    its count compares with the estimate (None: not known). `is_cut`: it truncated a prompt.
+    its count compares with the estimate (None: not known). `is_cut`: it truncated a prompt. `took` is how long the last
+    invocation took.
     """
 
     def __init__(self) -> None:
@@ -53,6 +59,7 @@ class Learned:
         self.learned_at_s = 0.0
         self.tokens_by_estimate: float | None = None
         self.is_cut = False
+        self.took = timedelta(0)
 
 
 class InvocationLimits(NamedTuple):
@@ -291,6 +298,8 @@ class Conversation:
         is_round = counted >= 1024 and counted.bit_count() == 1
         is_confirmed = known is not None and abs(counted / expected - 1) < CALIBRATION_ERROR
         if answer.duration_ms is not None and (counted < CUT_SHARE * expected or (is_round and not is_confirmed)):
+            if not self._learned.is_cut:
+                _log.warning("%s: %s", self._model.id, CUT_PROMPT)
             self._learned.is_cut = True
             if is_round:
                 self._learn_context(counted)

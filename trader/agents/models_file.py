@@ -21,6 +21,7 @@ from trader.agents.domain.models import (
     ModelConfiguration,
     ModelId,
     ProviderDefinition,
+    TokenPrice,
     Usd,
 )
 from trader.agents.providers.client import PROTOCOLS
@@ -29,7 +30,7 @@ from trader.agents.providers.strategy_process import check_strategy
 from trader.core.errors import Issue, SettingsError
 from trader.core.files import is_secret_name, read_regular
 from trader.core.variant_id import VariantId
-from trader.settings.checks import address_problem
+from trader.settings.checks import address_problem, is_private
 from trader.settings.providers import PROVIDERS, name_of_keys
 from trader.settings.toml_lines import (
     find_secrets,
@@ -57,7 +58,7 @@ AI_FIELDS = (
 PROMPT_CHARACTERS_MAX = 40_000
 PROMPT_SUFFIXES: Final = (".md", ".txt")
 
-PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 6_200, 5_400, 300
+PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 4_600, 4_000, 300
 """Approximate tokens of a one-step invocation, as measured by `scripts/benchmark prompts`."""
 
 
@@ -218,6 +219,13 @@ def _entry(values: Mapping[str, Any], whole: File) -> ModelEntry:
     definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
     if entry.temperature is None and entry.provider not in CODE_PROVIDERS:
         entry = replace(entry, temperature=whole.temperature)
+    if (
+        entry.price is None
+        and definition is not None
+        and definition.key_variable is None
+        and is_private(definition.host)
+    ):
+        entry = replace(entry, price=TokenPrice(input=0, output=0))  # your own server
     budget = None if owner is None else owner.budget_usd_per_day
     return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
 

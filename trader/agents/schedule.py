@@ -15,7 +15,6 @@ from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.external import ExternalAgents
 from trader.agents.model_warnings import (
-    CUT_PROMPT,
     INTERRUPTED,
     ConsecutiveFailures,
     Warnings,
@@ -90,7 +89,6 @@ class InvocationScheduler:
         self.budgets = Budgets(
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
-        self._with_cut_prompts: set[str] = set()
         self._learned: dict[str, Learned] = {}
         self._failures = ConsecutiveFailures()
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
@@ -183,7 +181,7 @@ class InvocationScheduler:
         """Return why models do not run, or not as configured."""
         models = self._models.by_id.values()
         self._providers.learn(models)
-        by_model = model_warnings(models, self._providers, self.budgets, self._with_cut_prompts, self.failing())
+        by_model = model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
         return Warnings(warning_about(models, self._providers, by_model, self.in_cooldown()), by_model)
 
     def failing(self) -> Mapping[str, Failing]:
@@ -306,9 +304,9 @@ class InvocationScheduler:
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))
-        if (learned := self._learned.get(model.id)) and learned.is_cut and model.id not in self._with_cut_prompts:
-            self._with_cut_prompts.add(model.id)
-            _log.warning("%s: %s", model.id, CUT_PROMPT)
+        ended_at = record.invocation.finished_at
+        if ended_at is not None and (learned := self._learned.get(model.id)) is not None:
+            learned.took = ended_at - record.invocation.started_at
 
     def _ended(self, batch: Batch) -> None:
         batch.left -= 1

@@ -88,6 +88,10 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache_write_1h: UsdPerMillion | None = None
     currency: Currency = "USD"
 
+    @property
+    def is_free(self) -> bool:
+        return not (self.input or self.output)
+
     def in_usd(self, rate: float) -> "TokenPrice":
         """Return the price in USD, where `rate` is the worth of one unit of its currency in USD."""
         names = "input", "output", "cached", "cache_write", "cache_write_1h"
@@ -169,10 +173,15 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     context_tokens: ContextTokens | None = None
 
     @property
+    def host(self) -> str:
+        """The host of its address."""
+        return urlsplit(self.base_url).hostname or ""
+
+    @property
     def server(self) -> str:
         """The host and port of its address, by which providers that are one server are known."""
-        parts = urlsplit(self.base_url.lower())
-        host = "localhost" if parts.hostname in ("127.0.0.1", "::1") else parts.hostname
+        parts = urlsplit(self.base_url)
+        host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
         return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 

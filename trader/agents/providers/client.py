@@ -49,7 +49,16 @@ from trader.agents.providers.keys import (
 )
 from trader.agents.providers.messages import MessagesWire
 from trader.agents.providers.protocols import ChatWire, ProviderProtocol, StreamedProtocol, events_of, fit_thinking
-from trader.agents.providers.refusals import About, brief, context_limit, refused_field, status_of, subject_of, words_of
+from trader.agents.providers.refusals import (
+    About,
+    brief,
+    context_limit,
+    is_loading,
+    refused_field,
+    status_of,
+    subject_of,
+    words_of,
+)
 from trader.agents.providers.replies import ChatCompletion, answer_of, context_in, decode_reply
 from trader.agents.providers.responses import ResponsesWire
 from trader.agents.variants import VARIANTS
@@ -61,6 +70,9 @@ ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
 FAILED_TURNS_MAX: Final = 3
 """This many consecutive failed turns are a provider outage, unless a model's last turn was answered recently."""
+
+LOADING_S: Final = 5.0
+"""How often a server is asked again that is loading its model."""
 
 CONTEXT_WAIT_S: Final = 2.0
 """How long a server is asked for the length of its contexts."""
@@ -468,6 +480,8 @@ class ProviderClient:
             self.usage.attempts["failed"] += 1
             return ContextExceeded(message, limit or None)
         if status >= 500 or status == 408:
+            if retry_after_s is None and status == 503 and is_loading(content):
+                retry_after_s = LOADING_S
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
             self.usage.attempts["overloaded"] += 1

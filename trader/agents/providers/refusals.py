@@ -151,6 +151,11 @@ def context_limit(content: bytes, asked: int) -> int | None:
     return next((tokens for tokens in map(int, stated) if CONTEXT_MIN <= tokens < asked), 0)
 
 
+def is_loading(content: bytes) -> bool:
+    """Return whether a server says that it is loading its model, as llama.cpp, TGI and LM Studio do."""
+    return re.search(r"(?i)\b(?:loading|load(?:ed)? yet|starting|warming up)\b", _joined(_decoded(content))) is not None
+
+
 def words_of(content: bytes) -> str:
     """Return the message of an error on one line."""
     error = _decoded(content)
