@@ -173,7 +173,7 @@ class Conversation:
             else:
                 self.tokens_left -= answer.tokens_spent
                 self._waited_s += answer.waited_s
-                self._calibrate(answer, number)
+                self._calibrate(answer)
                 return answer
             await self.renew_view()
 
@@ -197,13 +197,13 @@ class Conversation:
         self._refusals += 1
         if self._refusals > REFUSALS_MAX:
             raise error
-        power = 1 << ((known - 1).bit_length() - 1)  # as contexts usually are
-        self._learn_context(error.limit if error.limit and error.limit < known else power)
+        self._learn_context(error.limit if error.limit < known else known // 2)
+        self.context_tokens = self._learned.context_tokens
         self._messages[: self._opening_size] = self._opening()
         return max(min(answer_tokens_max, self.room()), ANSWER_TOKENS_MIN)
 
     def _learn_context(self, tokens: int) -> None:
-        self.context_tokens = self._learned.context_tokens = tokens
+        self._learned.context_tokens = tokens
         self._learned.learned_at_s = asyncio.get_running_loop().time()
         _log.warning("%s: its context has %d tokens", self._model.id, tokens)
 
@@ -285,7 +285,7 @@ class Conversation:
         """Add to the next text that the model reads: some providers refuse a separate message after tool results."""
         self._messages[-1]["content"] += f"\n\n{note}"
 
-    def _calibrate(self, answer: ModelAnswer, number: int) -> None:
+    def _calibrate(self, answer: ModelAnswer) -> None:
         """Learn from an answer how the provider's token count compares with the estimate.
 
         A count far below it, or a power of two that it does not confirm, is that of a truncated prompt.
@@ -303,9 +303,8 @@ class Conversation:
             self._learned.is_cut = True
             if is_round:
                 self._learn_context(counted)
-        else:
-            self._learned.tokens_by_estimate = counted / estimate
-        self._tokens_by_estimate = counted / estimate
+            return
+        self._tokens_by_estimate = self._learned.tokens_by_estimate = counted / estimate
 
     async def _look(self) -> None:
         shown = await self._provider.shown(self._model)

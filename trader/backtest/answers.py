@@ -141,8 +141,7 @@ class KeptAnswers:
             try:
                 return await inner.answer(replace(turn, wait_max_s=WAIT_MAX_S))
             except ContextExceeded as error:
-                if error.limit is not None:
-                    self._cassette.keep_context(turn.model.id, error.limit)
+                self._cassette.keep_context(turn.model.id, error.limit)
                 raise
             except ProviderError as error:
                 if attempt == ATTEMPTS_MAX:

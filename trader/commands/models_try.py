@@ -128,12 +128,12 @@ async def _check(settings: Settings, model: Model) -> int:
     providers.learn([model])
     try:
         if not isinstance(provider := providers.get(model.provider), ProviderClient):
-            raise SettingsError([f"{model.id}: {model.provider} is no provider with a key or an address"])
+            raise SettingsError([f"{model.name}: {model.provider} is no provider with a key or an address"])
         context = (await provider.shown(model)).context_tokens
         answer = await provider.answer(turn)
         left_out = provider.left_out(asked)
     except ProviderError as error:
-        show(f"{model.id} cannot be asked: {error}")
+        show(f"{model.name} cannot be asked: {error}")
         return 1
     finally:
         await providers.close()

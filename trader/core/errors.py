@@ -101,9 +101,9 @@ class ProviderTimeout(ProviderError):
 
 
 class ContextExceeded(ProviderError):
-    """A prompt and its answer do not fit into the model's context of `limit` tokens (None: of unknown length)."""
+    """A prompt and its answer do not fit into the model's context of about `limit` tokens."""
 
-    def __init__(self, message: str, limit: int | None) -> None:
+    def __init__(self, message: str, limit: int) -> None:
         super().__init__(message)
         self.limit = limit
 

@@ -122,6 +122,7 @@ def test_amounts_have_at_most_eight_plain_digits() -> None:
     assert "E-" not in text
     (position,) = rows_of(data["positions"])
     assert (position["quantity"], position["exitPlan"]["stop"], position["funding"]) == (0.1, 93_000, -0.0118)
+    assert data["markets"]["BTC"] == {**data["markets"]["BTC"], **data["now"]["BTC"]}, "as strategies name them"
     assert data["now"]["BTC"]["lastAction"] == {
         "action": "createPosition", "side": "LONG", "cyclesAgo": 2, "candlesAgo": 1,
     }  # fmt: skip

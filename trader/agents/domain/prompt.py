@@ -147,8 +147,11 @@ def opening_messages(
     form = _LEAN_FORM if is_lean else _FORM
     system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{form}{GLOSSARY}\n\n{cadence}"
     data = view_data(view, named_indicators(prompt), entries if "`entries`" in prompt else ())
-    shown = _shortened_view(lean(data), shortening, _decision_interval(view)) if is_lean else data
-    question = f"\n\n{QUESTION}" if is_lean else ""
+    if is_lean:
+        shown, question = _shortened_view(lean(data), shortening, _decision_interval(view)), f"\n\n{QUESTION}"
+    else:  # where strategies have `view.markets["BTC"].price`, agents have `markets.BTC.price`
+        markets = {symbol: {**fixed, **data["now"][symbol]} for symbol, fixed in data["markets"].items()}
+        shown, question = {**data, "markets": markets}, ""
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": json_text(shown) + question},

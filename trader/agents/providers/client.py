@@ -478,7 +478,7 @@ class ProviderClient:
         message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
         if status in CONTEXT_STATUSES and (limit := context_limit(content, asked)) is not None:
             self.usage.attempts["failed"] += 1
-            return ContextExceeded(message, limit or None)
+            return ContextExceeded(message, limit or 1 << ((asked - 1).bit_length() - 1))  # as contexts usually are
         if status >= 500 or status == 408:
             if retry_after_s is None and status == 503 and is_loading(content):
                 retry_after_s = LOADING_S
