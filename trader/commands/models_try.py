@@ -157,7 +157,7 @@ async def _stored(options: argparse.Namespace) -> Model:
 
     :raises SettingsError: there is none of this name
     """
-    async with find_database(options) as target, target.reading() as conn:
+    async with find_database(options) as target, target.database.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}
     if options.name not in models:
         raise SettingsError([f"there is no model {options.name!r}; there are {allowed(models)}"])

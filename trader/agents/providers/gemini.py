@@ -10,10 +10,12 @@ from trader.agents.domain.conversation import ChatMessage, Turn
 from trader.agents.providers.protocols import (
     NATIVE,
     Body,
+    call_of,
     completion_of,
     empty_completion,
     functions,
     native_parts,
+    parts_once,
     split_by_role,
 )
 from trader.agents.providers.replies import count_in
@@ -77,9 +79,11 @@ class GeminiWire:
         if not response.candidates:
             return empty_completion(counted, response.model_version)
         candidate = response.candidates[0]
-        parts = (candidate.content or _Content()).parts
-        requested = [part["functionCall"] if _has_call(part) else None for part in parts]
-        calls = [None if call is None else (call.get("id"), call.get("name"), call.get("args")) for call in requested]
+        parts = parts_once(
+            (candidate.content or _Content()).parts, ("id", "name", "args"), lambda part: part.get("functionCall")
+        )
+        requested = [part["functionCall"] for part in parts if isinstance(part.get("functionCall"), dict)]
+        calls = [call_of(call.get("id"), call.get("name"), call.get("args")) for call in requested]
         shown = [part["text"] for part in parts if isinstance(part.get("text"), str) and not part.get("thought")]
         finish = "length" if candidate.finish_reason == "MAX_TOKENS" else None
         if candidate.finish_reason in FILTERED:

@@ -16,10 +16,12 @@ from trader.agents.domain.prompt import CANDLES_END
 from trader.agents.providers.protocols import (
     NATIVE,
     Body,
+    call_of,
     completion_of,
     empty_completion,
     functions,
     native_parts,
+    parts_once,
     split_by_role,
 )
 from trader.agents.providers.replies import count_in
@@ -81,10 +83,14 @@ class MessagesWire:
             return msgspec.json.encode({"error": answer.error})
         if answer.content is None:
             return empty_completion(_counted(answer.usage), answer.model)
+        answer.content = parts_once(
+            answer.content, ("id", "name", "input"), lambda part: part if part.get("type") == "tool_use" else None
+        )
         text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
         calls = [
-            (part.get("id"), part.get("name"), part.get("input")) if part.get("type") == "tool_use" else None
+            call_of(part.get("id"), part.get("name"), part.get("input"))
             for part in answer.content
+            if part.get("type") == "tool_use"
         ]
         return completion_of(
             answer.content,

@@ -315,21 +315,26 @@ def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
         yield function["name"], function["description"], function["parameters"]
 
 
-Call = tuple[Any, Any, Any]
-"""Id, name and arguments of a tool call as a provider sent them; the arguments are JSON text or a JSON value."""
+def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
+    """Return a tool call in chat completion form; `arguments` is JSON text or a JSON value."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def places_once(calls: Sequence[Call | None]) -> list[int]:
-    """Return the places of the parts of an answer, each with its call (None: it is no call), without those whose call
-    repeats id, name and arguments: a gateway sent it twice."""
-    seen, places = set(), []
-    for place, call in enumerate(calls):
-        has_id = call is not None and isinstance(call[0], str) and call[0]
-        key = (call[0], str(call[1]), _argument_key(call[2])) if call is not None and has_id else place
+def parts_once(parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Any]) -> list[Body]:
+    """Return the parts of an answer without the calls that repeat id, name and arguments: a gateway sent them twice.
+
+    `call_in` returns the call of a part, whose fields have these names, and None for another part.
+    """
+    seen: set[Any] = set()
+    once = []
+    for place, part in enumerate(parts):
+        call = call_in(part)
+        call_id, name, arguments = map(call.get, names) if isinstance(call, dict) else (None, None, None)
+        key = (call_id, str(name), _argument_key(arguments)) if isinstance(call_id, str) and call_id else place
         if key not in seen:
-            places.append(place)
+            once.append(part)
         seen.add(key)
-    return places
+    return once
 
 
 def _argument_key(arguments: Any) -> bytes:
@@ -347,23 +352,16 @@ def empty_completion(usage: Mapping[str, int | None], model: Any) -> bytes:
 def completion_of(
     parts: Sequence[Any],
     text: str,
-    calls: Sequence[Call | None],
+    calls: Sequence[Body],
     finish: str | None,
     usage: Mapping[str, int | None],
     model: Any,
     refusal: str | None = None,
 ) -> bytes:
-    """Return a chat completion built from the parts of an answer; unknown figures of `usage` are None.
-
-    Each part has its call in `calls`, or None.
-    """
-    places = places_once(calls)
-    message: ChatMessage = {"role": "assistant", "content": text or None, NATIVE: [parts[place] for place in places]}
-    if made := [call for place in places if (call := calls[place]) is not None]:
-        message["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call_id, name, arguments in made
-        ]
+    """Return a chat completion built from the parts of an answer; unknown figures of `usage` are None."""
+    message: ChatMessage = {"role": "assistant", "content": text or None, NATIVE: list(parts)}
+    if calls:
+        message["tool_calls"] = list(calls)
     if refusal:
         message["refusal"] = refusal
     whole = {"model": model, "choices": [{"message": message, "finish_reason": finish}], "usage": _known(usage)}

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
-from trader.agents.providers.protocols import NATIVE, places_once
+from trader.agents.providers.protocols import NATIVE, parts_once
 
 CALLS_MAX = 16
 """Maximum tool calls taken from one answer."""
@@ -86,9 +86,9 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     message = msgspec.convert(sent, _ReplyMessage)
     requested = message.tool_calls or []
     if requested and NATIVE not in sent:
-        places = places_once([(call.id, call.function.name, call.function.arguments) for call in requested])
-        sent = {**sent, "tool_calls": [sent["tool_calls"][place] for place in places]}
-        requested = [requested[place] for place in places]
+        names = "id", "name", "arguments"
+        once = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
+        sent, requested = {**sent, "tool_calls": once}, msgspec.convert(once, list[_Call])
     ids: set[str] = set()
     calls = tuple(
         ToolRequest(

@@ -12,10 +12,12 @@ from trader.agents.providers.protocols import (
     STREAM_END,
     Body,
     bearer,
+    call_of,
     completion_of,
     empty_completion,
     functions,
     native_parts,
+    parts_once,
 )
 from trader.agents.providers.replies import count_in
 
@@ -84,6 +86,11 @@ class ResponsesWire:
             return msgspec.json.encode({"error": error, "usage": counted})
         if not response.output:
             return empty_completion(counted, response.model)
+        response.output = parts_once(
+            response.output,
+            ("call_id", "name", "arguments"),
+            lambda item: item if item.get("type") == "function_call" else None,
+        )
         parts = [
             part
             for item in response.output
@@ -92,10 +99,9 @@ class ResponsesWire:
             if isinstance(part, dict)
         ]
         calls = [
-            (item.get("call_id"), item.get("name"), item.get("arguments"))
-            if item.get("type") == "function_call"
-            else None
+            call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
             for item in response.output
+            if item.get("type") == "function_call"
         ]
         reason = (response.incomplete_details or {}).get("reason")
         return completion_of(
