@@ -152,6 +152,7 @@ class Conversation:
                 answer_tokens_max=answer_tokens_max,
                 wait_max_s=self._wait_max_s(),
                 tokens_max=self.tokens_left,
+                context_tokens=self.context_tokens,
             )
             try:
                 answer = await self._think(turn)

@@ -111,10 +111,10 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     models: list[Any]
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     providers: list[Any] = []
     owners: list[Any] = []
     rates: dict[str, Any] = {}
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
 
 
 def add_keys_argument(parser: argparse.ArgumentParser) -> None:

@@ -108,8 +108,6 @@ class KeptAnswers:
         known = model.configuration.known_context or self._cassette.contexts.get(model.id)
         if known is None and self._inner is not None:
             known = (await self._inner.shown(model)).context_tokens
-            if known is not None:
-                self._cassette.keep_context(model.id, known)
         return Shown(VARIANTS[model.variant].intervals, context_tokens=known)
 
     async def answer(self, turn: Turn) -> ModelAnswer:
@@ -131,6 +129,7 @@ class KeptAnswers:
             kept = KeptAnswer(
                 digest=digest, model=turn.model.id, at=turn.view.at, step=turn.number, cost_usd=cost, answer=answer
             )
+            self._cassette.keep_context(turn.model.id, turn.context_tokens)
             await self._cassette.add(kept)
             self._spending.add(turn.model, cost)
         return answer
@@ -140,8 +139,7 @@ class KeptAnswers:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await inner.answer(replace(turn, wait_max_s=WAIT_MAX_S))
-            except ContextExceeded as error:
-                self._cassette.keep_context(turn.model.id, error.limit)
+            except ContextExceeded:
                 raise
             except ProviderError as error:
                 if attempt == ATTEMPTS_MAX:

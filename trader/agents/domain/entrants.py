@@ -118,6 +118,11 @@ def configuration_of(
             "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
             **({"calls": "json"} if model.configuration.calls_as_json else {}),
+            **(
+                {}
+                if model.configuration.known_context is None
+                else {"contextTokens": model.configuration.known_context}
+            ),
             **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
             **({"external": _external(model)} if model.is_external else {}),
             "cadenceSeconds": model.configuration.cadence.total_seconds(),

@@ -140,7 +140,9 @@ WebAddress = Annotated[
 ]
 
 
-ContextTokens = Annotated[int, Meta(ge=2048, le=10**8), _described("the tokens of a context, at least 2048")]
+ContextTokens = Annotated[
+    int, Meta(ge=3072, le=10**8), _described("the tokens of a context, at least 3072: no prompt fits into fewer")
+]
 CallsForm = Annotated[Literal["tools", "json"], _described('"tools" or "json"')]
 
 

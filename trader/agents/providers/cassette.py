@@ -121,10 +121,11 @@ class Cassette:
         models_json = msgspec.json.format(msgspec.json.encode(list(self.models.values())))
         replace_file(self.folder / MODELS, models_json)
 
-    def keep_context(self, model_id: str, tokens: int) -> None:
-        """Keep the length of a model's context, for a replay to show the same. Raise `OSError`."""
-        self.contexts[model_id] = tokens
-        replace_file(self.folder / CONTEXTS, msgspec.json.encode(self.contexts))
+    def keep_context(self, model_id: str, tokens: int | None) -> None:
+        """Keep the length of a model's context, if it is known, for a replay to show the same. Raise `OSError`."""
+        if tokens is not None and self.contexts.get(model_id) != tokens:
+            self.contexts[model_id] = tokens
+            replace_file(self.folder / CONTEXTS, msgspec.json.encode(self.contexts))
 
     def close(self) -> None:
         if self._file is not None:
