@@ -24,7 +24,7 @@ for _ in range(int(os.environ.get("CYCLES", "1000000"))):
     view = call("getView")
     reason = "BTC is held already"
     if not view["view"]["positions"]:
-        mark = view["view"]["now"]["BTC"]["price"]
+        mark = view["view"]["markets"]["BTC"]["price"]
         order = {"symbol": "BTC", "side": "buy", "quantity": 100 / mark, "exitPlan": {"stop": mark * 0.97}}
         answer = call("placeOrder", viewId=view["viewId"], clientOrderId=view["viewId"], **order)
         reason = f"{answer['result']}: {answer.get('reason') or answer.get('filledQuantity')} BTC"

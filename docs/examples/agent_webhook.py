@@ -35,7 +35,7 @@ def answer_to(body: bytes) -> bytes:
 def decide(opened: dict[str, Any]) -> list[dict[str, Any]]:
     if opened["view"]["positions"]:
         return [{"name": "hold", "arguments": {"reason": "BTC is held already"}}]
-    mark = opened["view"]["now"]["BTC"]["price"]
+    mark = opened["view"]["markets"]["BTC"]["price"]
     order = {"symbol": "BTC", "side": "buy", "quantity": 100 / mark, "exitPlan": {"stop": mark * 0.97}}
     return [{"name": "placeOrder", "arguments": {"clientOrderId": opened["viewId"], **order}}]
 

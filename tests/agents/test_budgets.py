@@ -388,4 +388,4 @@ async def test_a_prompt_truncated_by_the_provider_is_reported_once(floor: Floor,
     await floor.cycle()
     await floor.cycle()
     assert sum("num_ctx" in message for message in caplog.messages) == 1
-    assert "ada: its provider counted less than half" in (floor.agents.warnings().summary or "")
+    assert "ada: its provider counted fewer tokens than the prompt has" in (floor.agents.warnings().summary or "")

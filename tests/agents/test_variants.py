@@ -53,7 +53,18 @@ SHOWN = (
     Indicators,
 )
 SIDES = {side.value for side in Side}
-PLACES = {"candleCloses", "candlesAgo", "decisions", "from", "lookedAt", "refused", "relativeVolume", "session"}
+PLACES = {
+    "candleCloses",
+    "candlesAgo",
+    "cost",
+    "decisions",
+    "entries",
+    "from",
+    "lookedAt",
+    "refused",
+    "relativeVolume",
+    "session",
+}
 """Names of the prompt's own tables and figures."""
 
 TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")

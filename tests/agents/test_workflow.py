@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
+from support.prompts import data_of
 from support.scripted import START, make_settings
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, results_seen, run_one
 
 from trader.agents.domain.invocations import invocation_id
-from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.domain.prompt import INDICATORS_SHOWN, QUESTION
 from trader.agents.observer import Observer
 from trader.agents.sql.invocations import select_payloads, select_steps
 from trader.agents.variants import VARIANTS
@@ -29,6 +30,7 @@ from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Interval, Quote
 from trader.market.feed import MarketFeed
 from trader.market.sources.synthetic import SyntheticSource
+from trader.portfolio.sql.analytics import select_run_entrants
 
 # --- actions of a run -------------------------------------------------------------------------------------------------
 
@@ -67,12 +69,14 @@ async def test_a_turn_contains_variant_and_market(floor: Floor) -> None:
     system, user = turn.messages
     assert system["content"].startswith(apex.prompt.strip())
     assert "at most 10" in system["content"]
-    shown = orjson.loads(user["content"])
+    shown = data_of(user["content"])
     assert shown["account"]["equity"] == 10_000
     assert {symbol: market["price"] for symbol, market in shown["now"].items()} == {
         "BTC": 94_000, "ETH": 3_300, "SOL": 200,
     }  # fmt: skip
-    assert shown["15m"]["indicators"]["momentum"] == [[None] * SERIES_SHOWN] * 3, "absent, not 0"
+    names, *rows = shown["15m"]["indicators"]
+    assert [row[names.index("momentum")] for row in rows] == [None] * 3 * INDICATORS_SHOWN, "absent, not 0"
+    assert user["content"].endswith(QUESTION)
 
 
 async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
@@ -265,6 +269,11 @@ async def test_a_model_that_only_talks_fails_has_a_warning_and_no_decided_cycle(
     assert "ada failed 3 times in a row: the answer has no tool call" in (floor.agents.warnings().summary or "")
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT (finished, failed) FROM invocation_counts") == (3, 3)
+        await conn.execute("UPDATE invocation_counts SET finished = 300")
+        assert [each.record.is_ranked for each in await select_run_entrants(conn)] == [False], "whatever its coverage"
+    await run_one(floor, hold())
+    async with floor.database.connection() as conn:
+        assert [each.record.is_ranked for each in await select_run_entrants(conn)] == [True]
 
 
 async def test_three_answers_with_the_same_bad_call_end_the_invocation(floor: Floor) -> None:

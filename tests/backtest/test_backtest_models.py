@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from support.candles import write_walk
+from support.prompts import data_of
 from support.reports import report_data
 from support.trading_provider import COST_USD, TradingProvider, call, opening, trading_provider
 
@@ -321,11 +322,11 @@ class RelativeProvider(TradingProvider):
     def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(message["role"] == "tool" for message in messages):
             return [call(1, "holding", reason="done")]
-        view = orjson.loads(messages[1]["content"])
+        view = data_of(messages[1]["content"])
         symbol, *_ = view["markets"]
         price = view["now"][symbol]["price"]
         order = opening(symbol, view["account"]["equity"] / 10 / price) | {"stop": 0.9 * price}
-        if view["positions"]:
+        if "positions" in view:
             order |= {"stop": 1.1 * price}  # which the guard refuses with a reason
         reading = [call(2, "fetchIndicators", symbol=symbol, interval="1h"), call(3, "fetchOrderBook", symbol=symbol)]
         closing = call(4, "closePosition", symbol=symbol, fraction=0.5)

@@ -9,9 +9,11 @@ from typing import Any
 import orjson
 import pytest
 from support.candles import FOLDER, write_part
+from support.prompts import data_of
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model
+from trader.agents.domain.prompt import INDICATORS_SHOWN, json_text, view_data
 from trader.agents.domain.view import Shown
 from trader.agents.variants import VARIANTS
 from trader.backtest.market import BacktestMarket
@@ -50,32 +52,61 @@ class Entrant:
         pass
 
     async def answer(self, turn: Turn) -> ModelAnswer:
-        data = orjson.loads(turn.messages[1]["content"])
-        orders = [] if turn.number > 1 else [order for order in map(self.order, range(3), [data] * 3) if order]
+        places = range(3 if turn.number == 1 else 0)
+        data = data_of(turn.messages[1]["content"])
+        orders = [order for order in (self.order(place, data, *lean_figures(place, data)) for place in places) if order]
+        objects = orjson.loads(json_text(view_data(turn.view)))
+        same = [self.order(place, objects, *object_figures(place, objects)) for place in places]
+        assert [figures_of(order) for order in same if order] == [pytest.approx(figures_of(each)) for each in orders]
+        self.entries.update(order.pop("release") for order in orders)
         calls = [("createPosition", order) for order in orders] or [("holding", {"reason": "nothing new"})]
         requests = (ToolRequest(f"{n}", name, orjson.dumps(given).decode()) for n, (name, given) in enumerate(calls))
         return ModelAnswer(text=None, calls=tuple(requests), message={"role": "assistant"}, model="scripted")
 
-    def order(self, place: int, data: dict[str, Any]) -> dict[str, Any] | None:
-        symbol = list(data["markets"])[place]
-        names = "squeezeOn", "squeezeReleased", "momentum", "atr"
-        is_on, released, momentum, atr = (data["15m"]["indicators"][name][place][-1] for name in names)
-        vwap, now = data["session"]["vwap"][place][-1], data["now"][symbol]
+    def order(
+        self, place: int, data: dict[str, Any], figures: list[Any], vwap: float | None, closes_at: str
+    ) -> dict[str, Any] | None:
+        symbol, (is_on, released, momentum, atr) = list(data["markets"])[place], figures
+        now = data["now"][symbol]
         if None in (released, momentum, atr, vwap) or is_on or released > 5:
             return None
         side = 1 if momentum > 0 else -1
-        is_held = symbol in (row[0] for row in data["positions"][1:])
-        last = now["lastAction"]
+        is_held = symbol in (row[0] for row in data.get("positions", [])[1:])
+        last = now.get("lastAction")
         is_spent = self.counts_candles and last is not None and last["candlesAgo"] <= released
         if is_held or is_spent or (now["price"] - vwap) * side <= 0:
             return None
-        candle = datetime.fromisoformat(data["candleCloses"]["15m"]["next"]) - INTERVALS["15m"]
-        self.entries[symbol, candle - released * INTERVALS["15m"]] += 1
+        candle = datetime.fromisoformat(closes_at) - INTERVALS["15m"]
         return {
+            "release": (symbol, candle - released * INTERVALS["15m"]),
             "symbol": symbol, "side": "LONG" if side > 0 else "SHORT", "quantity": round(1000 / now["price"], 5),
             "leverage": 2, "stop": now["price"] - side * STOP_ATRS * atr, "confidence": 50,
             "target": now["price"] + side * 2 * STOP_ATRS * atr, "invalidation": "the release fails",
         }  # fmt: skip
+
+
+NAMES = "squeezeOn", "squeezeReleased", "momentum", "atr"
+
+
+def lean_figures(place: int, data: dict[str, Any]) -> tuple[list[Any], float | None, str]:
+    """Return the last indicators, the VWAP and the next close, as a prompt has them."""
+    names, *rows = data["15m"]["indicators"]
+    row = dict(zip(names, rows[INDICATORS_SHOWN * (place + 1) - 1], strict=True))
+    closes = {interval: at for interval, at, *_ in data["candleCloses"][1:]}
+    return [row[name] for name in NAMES], list(data["now"].values())[place]["vwap"], closes["15m"]
+
+
+def object_figures(place: int, data: dict[str, Any]) -> tuple[list[Any], float | None, str]:
+    """Return the same as `lean_figures`, from the objects that external agents see."""
+    figures = [data["15m"]["indicators"][name][place][-1] for name in NAMES]
+    return figures, data["session"]["vwap"][place][-1], data["candleCloses"]["15m"]["next"]
+
+
+def figures_of(order: dict[str, Any]) -> dict[str, Any]:
+    """Return what an order is about, without stop and target, which have the three digits of the prompt's ATR."""
+    return {name: order[name] for name in ("quantity", "leverage", "confidence")} | {
+        f"{order['symbol']} {order['side']}": 1
+    }
 
 
 @pytest.mark.slow

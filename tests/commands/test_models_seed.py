@@ -357,7 +357,7 @@ async def test_seeding_an_ai_model_without_a_cadence_prints_its_daily_cost(
     assert _run("models.toml", "--demo", "--database-url", dsn) == 0
     told = capsys.readouterr().out
     assert "deepseek-apex has no `every`" in told
-    assert "2.79 USD when the provider caches prompts and 9.79 when it does not" in told
+    assert "2.30 USD when the provider caches prompts and 7.49 when it does not" in told
     assert "rules-c has" not in told
     async with database.connection() as conn:
         cadences = {model.id: model.configuration.every for model in await select_models(conn)}

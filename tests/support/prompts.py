@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from support.venue import make_exchange
@@ -28,6 +29,15 @@ from trader.market.feed import MarketFeed
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.snapshots import PortfolioService
 from trader.settings.settings import Settings
+
+
+def data_of(content: str) -> dict[str, Any]:
+    """Return the view in a user message, with a record by market in place of the tables of markets."""
+    shown: dict[str, Any] = msgspec.json.decode(content.partition("\n\n")[0])
+    for name in ("markets", "now"):
+        (_, *names), *rows = shown[name]
+        shown[name] = {symbol: dict(zip(names, values, strict=True)) for symbol, *values in rows}
+    return shown
 
 
 class Eavesdropper(RuleProvider):

@@ -9,13 +9,14 @@ from trader.agents.domain.as_written import contains_tool_call
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, refusal_in
 from trader.agents.domain.messages import tool_message
 from trader.agents.domain.models import Model
-from trader.agents.domain.prompt import estimated_tokens, json_text, opening_messages
+from trader.agents.domain.prompt import SHORTENINGS, estimated_tokens, json_text, opening_messages
 from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.protocols import ANSWER_TOKENS_MIN
+from trader.agents.providers.providers import Provider, answer_tokens_min
 from trader.agents.record import InvocationRecord
-from trader.agents.variants import VARIANTS
-from trader.core.errors import MarketUnavailable, NoUsableCall, ProviderError, ProviderTimeout
+from trader.agents.variants import VARIANTS, temperature_of
+from trader.core.errors import ContextExceeded, MarketUnavailable, NoUsableCall, ProviderError, ProviderTimeout
 
 WAIT_LIMIT_S: Final = 20.0
 """Longest total wait for keys in cooldown while an invocation has not traded; after a trade it waits until its end."""
@@ -25,13 +26,48 @@ ANSWER_S: Final = 5.0
 
 INVOCATION_LIMIT_S: Final = 600.0
 
+CUT_PROMPT: Final = (
+    "its provider counted fewer tokens than the prompt has, so it seems to truncate the prompt; "
+    "raise the context length of the server (num_ctx of Ollama), or state it in the row as `context_tokens`"
+)
+
+LEARNED_S: Final = 3600.0
+"""How long a learned context counts: an operator may give the server a longer one."""
+
+REFUSALS_MAX: Final = 5
+"""So often a request is shortened after a refusal."""
+
+CUT_SHARE: Final = 0.85
+"""A prompt of which a server counts less than this share was truncated."""
+TOKENS_BY_ESTIMATE_MIN: Final = 0.75
+"""The estimate is at most so much too high, for any tokenizer."""
+CALIBRATION_ERROR: Final = 0.03
+
 _log = logging.getLogger("trader.agents")
+
+
+class Learned:
+    """What the invocations of a model have learned of its server.
+
+    `context_tokens` is what fits into its context, from a refusal or a truncated prompt, and `tokens_by_estimate` how
+    its count compares with the estimate (None: not known). `is_cut`: it truncated a prompt. `took` is how long the last
+    invocation took.
+    """
+
+    def __init__(self) -> None:
+        self.context_tokens: int | None = None
+        self.learned_at_s = 0.0
+        self.tokens_by_estimate: float | None = None
+        self.is_cut = False
+        self.took = timedelta(0)
 
 
 class InvocationLimits(NamedTuple):
     """Limits of one invocation: tokens of the whole and of one answer, real seconds of one attempt and of the whole.
 
     `is_capped`: a budget limits the tokens, so even the first prompt must fit into them.
+
+    `learned` is kept from one invocation of a model to the next (None: nothing is kept).
 
     `thinks_until` is the market time until which a thinking model is awaited (the end of a recording); None: a
     replay pauses while models think.
@@ -43,6 +79,7 @@ class InvocationLimits(NamedTuple):
     seconds: float = INVOCATION_LIMIT_S
     thinks_until: datetime | None = None
     is_capped: bool = False
+    learned: Learned | None = None
 
 
 class Conversation:
@@ -61,12 +98,18 @@ class Conversation:
         self._provider = provider
         self._environment = environment
         self._thinks_until = limits.thinks_until
-        self._tokens_by_estimate = 1.0
-        self._ends_at_s = asyncio.get_running_loop().time() + limits.seconds
+        self._learned = limits.learned or Learned()
+        now_s = asyncio.get_running_loop().time()
+        if now_s > self._learned.learned_at_s + LEARNED_S:
+            self._learned.context_tokens = None
+        self._tokens_by_estimate = self._learned.tokens_by_estimate or 1.0
+        self._ends_at_s = now_s + limits.seconds
         self._waited_s = 0.0
         self._was_corrected = False
         self._was_told_reading = False
         self._messages: list[ChatMessage] = []
+        self._opening_size = 0
+        self._refusals = 0
         self.view: View
         self.tokens_left = limits.tokens
         """The invocation's remaining tokens, with unreported attempts counted at their maximum."""
@@ -74,8 +117,7 @@ class Conversation:
         self.was_renewed = False
         self.has_called = False
         self.has_traded = False
-        self.is_prompt_cut = False
-        """Whether the provider counted less than half of the first prompt's tokens: it truncated the prompt."""
+        self.context_tokens: int | None = None
 
     async def open(self) -> None:
         """Take the view and, for a provider that reads messages, begin them.
@@ -90,6 +132,7 @@ class Conversation:
             if not self.view.markets:
                 raise MarketUnavailable("no market has a price now")
             self._messages += self._opening()
+            self._opening_size = len(self._messages)
             self._record.note_messages(self._messages)
         else:
             self._record.note_view(self.view)
@@ -102,13 +145,14 @@ class Conversation:
         while True:
             turn = Turn(
                 model=self._model,
-                temperature=self._variant.temperature,
+                temperature=temperature_of(self._model),
                 number=number,
                 view=self.view,
                 messages=self._messages,
                 answer_tokens_max=answer_tokens_max,
                 wait_max_s=self._wait_max_s(),
                 tokens_max=self.tokens_left,
+                context_tokens=self.context_tokens,
             )
             try:
                 answer = await self._think(turn)
@@ -117,6 +161,10 @@ class Conversation:
                     most = self.expected_tokens(), answer_tokens_max
                     self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1, unreported=most))
                 raise
+            except ContextExceeded as error:
+                self._record.add_failure(error)
+                answer_tokens_max = self._shorten(error, answer_tokens_max)
+                continue
             except ProviderError as error:
                 self._record.add_failure(error)
                 self.tokens_left -= sum(error.unreported)
@@ -126,9 +174,39 @@ class Conversation:
             else:
                 self.tokens_left -= answer.tokens_spent
                 self._waited_s += answer.waited_s
-                self._calibrate(answer, number)
+                self._calibrate(answer)
                 return answer
             await self.renew_view()
+
+    def room(self) -> int:
+        """Return how many tokens the next answer may have."""
+        most = self.tokens_left if self.context_tokens is None else min(self.tokens_left, self.context_tokens)
+        return most - self.expected_tokens()
+
+    @property
+    def is_bound_by_context(self) -> bool:
+        """Whether the context ends before the invocation's tokens."""
+        return self.context_tokens is not None and self.context_tokens < self.tokens_left
+
+    def _shorten(self, error: ContextExceeded, answer_tokens_max: int) -> int:
+        """Learn the context from a refusal, and show less. Return the limit of the answer.
+
+        :raises ContextExceeded: the refusals go on
+        """
+        asked = self.expected_tokens() + answer_tokens_max
+        known = min(asked, self.context_tokens or asked)
+        self._refusals += 1
+        if self._refusals > REFUSALS_MAX:
+            raise error
+        self._learn_context(error.limit if error.limit < known else known // 2)
+        self.context_tokens = self._learned.context_tokens
+        self._messages[: self._opening_size] = self._opening()
+        return max(min(answer_tokens_max, self.room()), ANSWER_TOKENS_MIN)
+
+    def _learn_context(self, tokens: int) -> None:
+        self._learned.context_tokens = tokens
+        self._learned.learned_at_s = asyncio.get_running_loop().time()
+        _log.warning("%s: its context has %d tokens", self._model.id, tokens)
 
     async def _think(self, turn: Turn) -> ModelAnswer:
         """Ask the provider, and advance the market time by the recorded duration of its answer."""
@@ -144,10 +222,13 @@ class Conversation:
 
     def expected_tokens(self) -> int:
         """Return how many tokens the next prompt will have, as the provider counts them."""
-        return round(self._estimated_tokens() * self._tokens_by_estimate) if self._provider.is_remote else 0
+        return self._expected(self._messages) if self._provider.is_remote else 0
 
-    def _estimated_tokens(self) -> int:
-        return estimated_tokens(self._messages, tuple(self.view.markets))
+    def _expected(self, messages: list[ChatMessage]) -> int:
+        return round(self._estimated_tokens(messages) * self._tokens_by_estimate)
+
+    def _estimated_tokens(self, messages: list[ChatMessage]) -> int:
+        return estimated_tokens(messages, tuple(self.view.markets), self._model.configuration.tools_off)
 
     def _can_ask(self, answer_tokens_max: int) -> bool:
         """Return whether the invocation's tokens allow the same request again."""
@@ -205,20 +286,52 @@ class Conversation:
         """Add to the next text that the model reads: some providers refuse a separate message after tool results."""
         self._messages[-1]["content"] += f"\n\n{note}"
 
-    def _calibrate(self, answer: ModelAnswer, number: int) -> None:
-        """Learn from an answer how the provider's token count compares with the estimate."""
-        if not self._provider.is_remote or not answer.input_tokens:
+    def _calibrate(self, answer: ModelAnswer) -> None:
+        """Learn from an answer how the provider's token count compares with the estimate.
+
+        A count far below it, or a power of two that it does not confirm, is that of a truncated prompt.
+        """
+        counted = answer.input_tokens
+        if not self._provider.is_remote or not counted:
             return
-        self._tokens_by_estimate = answer.input_tokens / self._estimated_tokens()
-        is_asked = answer.duration_ms is not None
-        self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
+        estimate, known = self._estimated_tokens(self._messages), self._learned.tokens_by_estimate
+        expected = estimate * (known or TOKENS_BY_ESTIMATE_MIN)
+        is_round = counted >= 1024 and counted.bit_count() == 1
+        is_confirmed = known is not None and abs(counted / expected - 1) < CALIBRATION_ERROR
+        if answer.duration_ms is not None and (counted < CUT_SHARE * expected or (is_round and not is_confirmed)):
+            if not self._learned.is_cut:
+                _log.warning("%s: %s", self._model.id, CUT_PROMPT)
+            self._learned.is_cut = True
+            if is_round:
+                self._learn_context(counted)
+            return
+        self._tokens_by_estimate = self._learned.tokens_by_estimate = counted / estimate
 
     async def _look(self) -> None:
-        self.view = await self._environment.view(await self._provider.shown(self._model))
+        shown = await self._provider.shown(self._model)
+        self.context_tokens = self._learned.context_tokens or shown.context_tokens
+        self.view = await self._environment.view(shown)
 
     def _opening(self) -> list[ChatMessage]:
+        """Return the first messages, with as much of the view as fits into the context.
+
+        :raises ProviderError: nothing fits
+        """
         prompt = self._model.configuration.prompt or self._variant.prompt
-        return opening_messages(prompt, self._environment.limits, self.view)
+        entries, is_lean = self._variant.agent().entries(self.view), self._model.calls_tools
+        for shortening in range(len(SHORTENINGS) if is_lean else 1):
+            messages = opening_messages(
+                prompt, self._environment.limits, self.view, entries, is_lean=is_lean, shortening=shortening
+            )
+            needed = self._expected(messages) + answer_tokens_min(self._model)
+            if self.context_tokens is None or needed <= self.context_tokens:
+                return messages
+        if needed * TOKENS_BY_ESTIMATE_MIN > (self.context_tokens or needed):
+            raise ProviderError(
+                f"its context of {self.context_tokens} tokens is too small: the shortest prompt and an answer need "
+                f"about {needed}. Give the server a longer context, or the row `tools_off`"
+            )
+        return messages
 
     def _wait_max_s(self) -> float:
         """Return how long the provider may wait now for one of its keys to leave cooldown."""

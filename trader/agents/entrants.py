@@ -15,7 +15,7 @@ from trader.agents.sql.entrants import (
     update_entrant_answered,
     upsert_missed_cycles,
 )
-from trader.agents.variants import VARIANTS, limits_of
+from trader.agents.variants import VARIANTS, limits_of, temperature_of
 from trader.database.pool import Database
 from trader.settings.settings import Settings
 
@@ -111,7 +111,7 @@ def configuration_in(model: Model, settings: Settings, left_out: Collection[str]
         version=__version__,
     )
     prompt, limits = model.configuration.prompt or variant.prompt, limits_of(model, settings.attempt_timeout_s)
-    return configuration_of(model, prompt, limits, variant.temperature, conditions, left_out)
+    return configuration_of(model, prompt, limits, temperature_of(model), conditions, left_out)
 
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:

@@ -251,7 +251,8 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         if not view.markets:
             raise MarketUnavailable("no market has a price now")
         limits = limits_of(model, self._settings.attempt_timeout_s)
-        messages = opening_messages(model.configuration.prompt or variant.prompt, limits, view)
+        prompt, entries = model.configuration.prompt or variant.prompt, variant.agent().entries(view)
+        messages = opening_messages(prompt, limits, view, entries, is_lean=False)
         record = self._record_of(model, now)
         record.show(messages, now + timedelta(seconds=limits.decision_age_max_s))
         if not await record.open():  # its id is derived from the time

@@ -1,9 +1,11 @@
 """Warnings about models: why they do not run, or do not run as configured."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Final, NamedTuple
 
 from trader.agents.budgets import ASSUMED_PRICE, Budgets
+from trader.agents.conversation import CUT_PROMPT, Learned
 from trader.agents.domain.invocations import Failing, Invocation
 from trader.agents.domain.models import Model
 from trader.agents.domain.shares import Budget
@@ -14,11 +16,6 @@ INTERRUPTED: Final = "interrupted"
 
 FAILURES_MAX: Final = 3
 """Number of consecutive failed invocations at which a model is reported."""
-
-CUT_PROMPT: Final = (
-    "its provider counted less than half of the prompt's tokens, so it seems to truncate the prompt; "
-    "raise the context length of the server (num_ctx of Ollama)"
-)
 
 
 class Warnings(NamedTuple):
@@ -59,7 +56,7 @@ def model_warnings(
     models: Iterable[Model],
     providers: Mapping[str, Provider],
     budgets: Budgets,
-    with_cut_prompts: Container[str],
+    learned: Mapping[str, Learned],
     failing: Mapping[str, Failing],
 ) -> dict[str, str]:
     """Return a warning for each active model that has a problem, by model id."""
@@ -74,7 +71,9 @@ def model_warnings(
             texts.append(f"{model.id} failed {count} times in a row: {reason}")
         if provider is not None and (fields := sorted(provider.left_out(model))):
             texts.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-        texts += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
+        if (known := learned.get(model.id)) is not None:
+            texts += [f"{model.id}: {CUT_PROMPT}"] if known.is_cut else []
+            texts += _slowness(model, known)
         texts += filter(None, [budgets.price_warning(model)])
         texts += _budget_warning(model, budgets)
         if texts:
@@ -98,6 +97,18 @@ def warning_about(
         texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
     texts += [f"{name}: {why}" for name, why in in_cooldown.items()]
     return "; ".join([*texts, *warnings.values()]) or None
+
+
+def _slowness(model: Model, learned: Learned) -> list[str]:
+    """Say that a model decides more slowly than it is asked, and at which cadence it would not."""
+    cadence, took = model.configuration.cadence, learned.took
+    if took <= cadence:
+        return []
+    minutes = -(-took // timedelta(minutes=1))
+    return [
+        f"{model.id} takes {took.total_seconds():.0f} s for a decision, longer than its cadence of "
+        f'{cadence.total_seconds():.0f} s, so it misses cycles; every = "{minutes}m" would fit'
+    ]
 
 
 def _budget_warning(model: Model, budgets: Budgets) -> list[str]:

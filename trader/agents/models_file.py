@@ -21,6 +21,7 @@ from trader.agents.domain.models import (
     ModelConfiguration,
     ModelId,
     ProviderDefinition,
+    TokenPrice,
     Usd,
 )
 from trader.agents.providers.client import PROTOCOLS
@@ -29,7 +30,7 @@ from trader.agents.providers.strategy_process import check_strategy
 from trader.core.errors import Issue, SettingsError
 from trader.core.files import is_secret_name, read_regular
 from trader.core.variant_id import VariantId
-from trader.settings.checks import address_problem
+from trader.settings.checks import address_problem, is_private
 from trader.settings.providers import PROVIDERS, name_of_keys
 from trader.settings.toml_lines import (
     find_secrets,
@@ -50,13 +51,14 @@ ReplicateCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 AI_FIELDS = (
     "request", "attempt_timeout_s", "decision_age_max_s", "price", "budget_usd_per_day", "when_spent",
     "manage_usd_per_day", "owner", "prompt", "training_cutoff", "cache_ttl",
+    "temperature", "tools_off", "calls", "context_tokens",
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
 
 PROMPT_CHARACTERS_MAX = 40_000
 PROMPT_SUFFIXES: Final = (".md", ".txt")
 
-PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 6_200, 5_400, 300
+PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 4_600, 4_000, 300
 """Approximate tokens of a one-step invocation, as measured by `scripts/benchmark prompts`."""
 
 
@@ -104,13 +106,15 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class File(msgspec.Struct, forbid_unknown_fields=True):
     """A parsed models file whose tables are not validated yet.
 
-    `rates` maps each other currency to the USD price of one unit.
+    `temperature` is that of every AI model without its own. `rates` maps each other currency to the USD price of one
+    unit.
     """
 
     models: list[Any]
     providers: list[Any] = []
     owners: list[Any] = []
     rates: dict[str, Any] = {}
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
 
 
 def add_keys_argument(parser: argparse.ArgumentParser) -> None:
@@ -213,6 +217,15 @@ def _entry(values: Mapping[str, Any], whole: File) -> ModelEntry:
         entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
     owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
     definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
+    if entry.temperature is None and entry.provider not in CODE_PROVIDERS:
+        entry = replace(entry, temperature=whole.temperature)
+    if (
+        entry.price is None
+        and definition is not None
+        and definition.key_variable is None
+        and is_private(definition.host)
+    ):
+        entry = replace(entry, price=TokenPrice(input=0, output=0))  # your own server
     budget = None if owner is None else owner.budget_usd_per_day
     return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
 
@@ -269,7 +282,7 @@ def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue
         return
     if not mistakes:
         keys = values.get("key_variable"), values.get("key_host")
-        if problem := address_problem(values["base_url"], *keys, addresses):
+        if problem := address_problem(values["base_url"], *keys, addresses, private=values.get("private", False)):
             yield Issue(("base_url",), problem)
     yield from _request_issues(values.get("request", {}))
     if values.get("name") in (*PROVIDERS, *CODE_PROVIDERS):
@@ -280,6 +293,8 @@ def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue
     if values.get("stream") is True and not isinstance(wire, StreamedProtocol):
         streamed = [name for name, each in PROTOCOLS.items() if isinstance(each, StreamedProtocol)]
         yield Issue(("stream",), f"only the protocols {' and '.join(streamed)} are streamed")
+    if values.get("calls") == "json" and protocol != "chat":
+        yield Issue(("calls",), f"only the protocol chat takes calls as JSON, not {protocol}")
     for name, text in values.get("headers", {}).items() if isinstance(values.get("headers"), Mapping) else ():
         if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or name.lower() in KEY_HEADERS:
             hint = f"a header's name, but none of {', '.join(KEY_HEADERS)}: keys are in the variable `key_variable`"
@@ -305,6 +320,9 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
         yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
     if provider != "strategy":
         yield from (Issue((name,), "only a strategy has it") for name in ("params", "network") if name in values)
+    own = next((each for each in whole.providers if each.name == provider), None)
+    if values.get("calls") == "json" and own is not None and own.protocol != "chat":
+        yield Issue(("calls",), f"only the protocol chat takes calls as JSON, and {provider} has {own.protocol}")
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"unknown provider {provider!r}; expected one of {', '.join(providers)}")

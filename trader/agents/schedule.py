@@ -8,14 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from trader.agents.budgets import Budgets
-from trader.agents.conversation import InvocationLimits
+from trader.agents.conversation import InvocationLimits, Learned
 from trader.agents.domain.invocations import Failing
 from trader.agents.domain.models import Model, rule_model
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.external import ExternalAgents
 from trader.agents.model_warnings import (
-    CUT_PROMPT,
     INTERRUPTED,
     ConsecutiveFailures,
     Warnings,
@@ -90,7 +89,7 @@ class InvocationScheduler:
         self.budgets = Budgets(
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
-        self._with_cut_prompts: set[str] = set()
+        self._learned: dict[str, Learned] = {}
         self._failures = ConsecutiveFailures()
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self.outcomes = Outcomes()
@@ -182,7 +181,7 @@ class InvocationScheduler:
         """Return why models do not run, or not as configured."""
         models = self._models.by_id.values()
         self._providers.learn(models)
-        by_model = model_warnings(models, self._providers, self.budgets, self._with_cut_prompts, self.failing())
+        by_model = model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
         return Warnings(warning_about(models, self._providers, by_model, self.in_cooldown()), by_model)
 
     def failing(self) -> Mapping[str, Failing]:
@@ -263,7 +262,8 @@ class InvocationScheduler:
                 self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
-            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens)
+            learned = self._learned.setdefault(model.id, Learned())
+            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens, learned=learned)
             invocation = self._invoke(model, batch, started_at, name, limits)
             task = tasks.start(invocation, f"invocation of {model.id}")
             self._running[model.id] = (task, started_at)
@@ -285,13 +285,13 @@ class InvocationScheduler:
             finally:
                 if record.is_unsaved:
                     self._unsaved.append(record)
-                self._note_end(record, workflow)
+                self._note_end(record)
                 del self._running[model.id]
                 self._slots.free(slot)
                 self._ended(batch)
                 self._fill_slots(slot)
 
-    def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
+    def _note_end(self, record: InvocationRecorder) -> None:
         """Count the cost of an invocation; report a spent budget, a wrong price and a truncated prompt once each."""
         model, before = record.model, self.budgets.of(record.model)
         self.budgets.settle(record.invocation)
@@ -304,9 +304,9 @@ class InvocationScheduler:
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))
-        if workflow.is_prompt_cut and model.id not in self._with_cut_prompts:
-            self._with_cut_prompts.add(model.id)
-            _log.warning("%s: %s", model.id, CUT_PROMPT)
+        ended_at = record.invocation.finished_at
+        if ended_at is not None and (learned := self._learned.get(model.id)) is not None:
+            learned.took = ended_at - record.invocation.started_at
 
     def _ended(self, batch: Batch) -> None:
         batch.left -= 1

@@ -1,6 +1,7 @@
-"""Slots: limit the concurrent invocations of each provider model; further invocations queue.
+"""Slots: limit the concurrent invocations of each provider model, or server; further invocations queue.
 
-A model that hangs occupies only the slots of its own name at the provider, so it delays no other model.
+A model that hangs occupies only the slots of its own name at the provider, so it delays no other model. Where a
+provider states the slots of its server, all models there share them.
 """
 
 from collections import Counter, deque
@@ -30,12 +31,15 @@ class QueuedModel(NamedTuple):
 
 
 SlotName = tuple[str, str]
-"""Key of a group of slots: the provider and its name for the model."""
+"""Key of a group of slots: the provider and its name for the model, or a server and nothing."""
 
 
 def slot_name(model: Model) -> SlotName:
-    """Return the name of a model's slots: its provider and its name there."""
-    return model.provider, model.router_model_name
+    """Return the name of a model's slots: its server, if its provider states that one's slots, else its own."""
+    definition = model.configuration.provider_definition
+    if definition is None or definition.slots is None:
+        return model.provider, model.router_model_name
+    return definition.server, ""
 
 
 class Slots:

@@ -125,6 +125,12 @@ def limits_of(model: Model, attempt_timeout_s: int) -> VariantLimits:
     return msgspec.structs.replace(VARIANTS[model.variant].limits, decision_age_max_s=age_s)
 
 
+def temperature_of(model: Model) -> float:
+    """Return the temperature with which an AI model is asked: its own, or its variant's."""
+    own = model.configuration.temperature
+    return VARIANTS[model.variant].temperature if own is None else own
+
+
 def color_of(model: Model) -> str:
     """Return a model's color: the configured one, or one derived from its id near its variant's hue."""
     return model.configuration.color or _derived_color(model.id, model.variant)

@@ -7,6 +7,7 @@ so none is placed twice.
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
@@ -22,7 +23,7 @@ from trader.agents.domain.models import Model
 from trader.agents.domain.tools import CALLS_MAX, ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.model_warnings import INTERRUPTED
-from trader.agents.providers.providers import Provider, answer_tokens_max, answer_tokens_min
+from trader.agents.providers.providers import Provider, answer_tokens_min, own_answer_limit
 from trader.agents.record import InvocationRecord
 from trader.core.clock import iso
 from trader.core.errors import NoUsableCall, ProviderError, TraderError
@@ -58,7 +59,6 @@ class Workflow:
         self._environment = environment
         self._limits = limits
         self._conversation: Conversation
-        self.is_prompt_cut = False
         self._calls = CallExecutor(record, environment, events)
         self._failures: Counter[str] = Counter()
 
@@ -95,10 +95,13 @@ class Workflow:
         await self._environment.open_account()
         conversation = self._conversation = Conversation(self._record, provider, self._environment, self._limits)
         await conversation.open()
-        fewest = answer_tokens_min(self._model)  # with fewer left, the model is not asked again
-        answer_tokens = max(answer_tokens_max(self._model, self._limits.answer_tokens), fewest)
+        own = own_answer_limit(self._model)
+        fewest = min(
+            answer_tokens_min(self._model), own or sys.maxsize
+        )  # with fewer left, the model is not asked again
+        answer_tokens = own or max(self._limits.answer_tokens, fewest)
         for number in range(1, 1 + (CALLS_MAX if self._model.is_external else STEPS_MAX)):
-            tokens_for_answer = conversation.tokens_left - conversation.expected_tokens()
+            tokens_for_answer = conversation.room()
             if tokens_for_answer < fewest:
                 if number > 1:
                     return "tokens"
@@ -115,8 +118,16 @@ class Workflow:
             if not answer.calls:
                 if answer.is_refusal and self._model.is_external:
                     raise ProviderError(answer.text or "")
-                is_last = conversation.tokens_left <= 0 or limit < answer_tokens
-                return _ended_without_calls(answer, limit, is_last=is_last)
+                is_shortened, by_context = limit < answer_tokens, conversation.is_bound_by_context
+                is_last = is_shortened and (not by_context or self._calls.has_valid_call)
+                cause = "ANSWER_TOKENS_MAX" if own is None else "the limit of its request fields"
+                if is_shortened:
+                    cause = (
+                        f"what is left of {conversation.context_tokens} tokens of context" if by_context else "tokens"
+                    )
+                return _ended_without_calls(
+                    answer, f"{limit} tokens ({cause})", is_last=is_last or conversation.tokens_left <= 0
+                )
             if await self._execute_calls(answer):
                 return "holding"
             if conversation.tokens_left <= 0:
@@ -135,20 +146,21 @@ class Workflow:
     async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
         answer = await self._conversation.ask(number, answer_tokens_max)
         if self._model.calls_tools:
-            answer = with_calls_of_text(answer, number)
-        self.is_prompt_cut = self._conversation.is_prompt_cut
+            answer = with_calls_of_text(answer, number, is_json=self._model.configuration.calls_as_json)
         self._calls.record_step(provider.name, answer)
         return answer
 
     async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
+        has_all = self._model.is_external or self._model.provider == "strategy"
+        off = self._model.configuration.tools_off
+        tools = RECORDED_TOOLS if has_all else {name: each for name, each in TOOLS.items() if name not in off}
         has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         failures = set()
         for sent in answer.calls:
-            has_all = self._model.is_external or self._model.provider == "strategy"
             request = readable(sent) if self._model.calls_tools else sent
-            decision = decode(request, RECORDED_TOOLS if has_all else TOOLS)
+            decision = decode(request, tools)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)
@@ -179,7 +191,7 @@ class Workflow:
         return ended
 
 
-def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> EndedBy:
+def _ended_without_calls(answer: ModelAnswer, limit: str, *, is_last: bool) -> EndedBy:
     """Return the outcome of an invocation whose model called no tool. `is_last`: no tokens were left for another step.
 
     :raises ProviderError: the model refused to answer, or its answer was cut off before it decided anything
@@ -190,8 +202,5 @@ def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> E
         return "answer"
     if answer.cut_by == "length" and is_last:
         return "tokens"
-    if answer.cut_by == "length":
-        cause = f"at its limit of {limit} tokens (ANSWER_TOKENS_MAX)"
-    else:
-        cause = "by a filter of the provider"
+    cause = f"at its limit of {limit}" if answer.cut_by == "length" else "by a filter of the provider"
     raise ProviderError(f"the answer was cut off {cause}, before any tool call")

@@ -18,7 +18,7 @@ from trader.agents.providers.cassette import Cassette, KeptAnswer, missing_text,
 from trader.agents.providers.providers import Provider
 from trader.agents.record import cost_of
 from trader.agents.variants import VARIANTS
-from trader.core.errors import ProviderError
+from trader.core.errors import ContextExceeded, ProviderError
 from trader.core.money import ZERO, format_decimal
 
 WAIT_MAX_S: Final = 600.0
@@ -105,7 +105,10 @@ class KeptAnswers:
         return () if self._inner is None else self._inner.left_out(model)
 
     async def shown(self, model: Model) -> Shown:
-        return Shown(VARIANTS[model.variant].intervals)
+        known = model.configuration.known_context or self._cassette.contexts.get(model.id)
+        if known is None and self._inner is not None:
+            known = (await self._inner.shown(model)).context_tokens
+        return Shown(VARIANTS[model.variant].intervals, context_tokens=known)
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Return the recorded answer, or ask for it and record it. Raise `AskingEnded` if there is none."""
@@ -126,6 +129,7 @@ class KeptAnswers:
             kept = KeptAnswer(
                 digest=digest, model=turn.model.id, at=turn.view.at, step=turn.number, cost_usd=cost, answer=answer
             )
+            self._cassette.keep_context(turn.model.id, turn.context_tokens)
             await self._cassette.add(kept)
             self._spending.add(turn.model, cost)
         return answer
@@ -135,6 +139,8 @@ class KeptAnswers:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await inner.answer(replace(turn, wait_max_s=WAIT_MAX_S))
+            except ContextExceeded:
+                raise
             except ProviderError as error:
                 if attempt == ATTEMPTS_MAX:
                     ended = AskingEnded("provider", f"{turn.model.id} cannot be asked: {error}.")

@@ -328,8 +328,8 @@ def _of_file(
     asking = Settings.load({**environ, **keys}, None, demo=True)
     problems = list(_without_key(asked, asking))
     budget = entrants.budget_usd
-    if budget is None and asked:
-        problems += _estimate(asked, *period, decisions)
+    if budget is None and (paid := [each for each in asked if not _is_free(each)]):
+        problems += _estimate(paid, *period, decisions)
         problems += ["--mask: each model is asked as often again, in the masked market"] if entrants.mask else []
     if problems:
         raise SettingsError(problems)
@@ -386,6 +386,10 @@ def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
                 f"--models: {names}: {provider} has no key. Set {key}_API_KEY, or {key}_BASE_URL for a server of your "
                 "own; --models-from executes recorded decisions without a key"
             )
+
+
+def _is_free(model: Model) -> bool:
+    return model.configuration.price is not None and model.configuration.price.is_free
 
 
 def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, decisions: int | None) -> Iterator[str]:

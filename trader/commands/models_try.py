@@ -1,4 +1,5 @@
-"""The command models try: one trial invocation of a model on the current market; nothing is stored."""
+"""The commands models try, one trial invocation of a model on the current market, and models check, which asks its
+server what its row needs; nothing is stored."""
 
 import argparse
 import asyncio
@@ -12,26 +13,32 @@ from typing import Final
 import orjson
 from msgspec.structs import replace
 
+from trader.agents.built_view import build_view
 from trader.agents.conversation import InvocationLimits
+from trader.agents.domain.as_written import with_calls_of_text
+from trader.agents.domain.conversation import Turn
 from trader.agents.domain.invocations import Invocation, Step
 from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.domain.prompt import opening_messages
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.models_file import add_keys_argument, read_models, request_fields, variant_argument
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker, unpacked
-from trader.agents.providers.providers import make_providers
+from trader.agents.providers.client import ProviderClient
+from trader.agents.providers.providers import answer_tokens_max, make_providers
 from trader.agents.providers.taapi import make_supplier
 from trader.agents.recorder import InvocationRecorder, RecorderServices
 from trader.agents.sql.invocations import select_payloads, select_steps, select_tool_calls
-from trader.agents.sql.models import upsert_model
-from trader.agents.variants import limits_of
+from trader.agents.sql.models import select_models, upsert_model
+from trader.agents.variants import VARIANTS, limits_of, temperature_of
 from trader.agents.workflow import Workflow
 from trader.commands.command import allowed, command, show
+from trader.commands.database import add_database_options, find_database
 from trader.composition.external import make_source, settle_seed
 from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, SystemClock
-from trader.core.errors import SettingsError
+from trader.core.errors import ProviderError, SettingsError
 from trader.core.events import EventBus
 from trader.core.logs import configure_logs
 from trader.core.money import format_decimal
@@ -44,23 +51,27 @@ from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.paper import PaperExchange
 from trader.market.feed import MarketFeed
-from trader.settings.dotenv import add_env_file_option
 from trader.settings.providers import PROVIDERS
 from trader.settings.settings import Settings, require_provider
 
 QUOTES_WAIT_S: Final = 15.0
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def _model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="ID", help="a stored model, or with --file one of the file")
     parser.add_argument("--file", type=Path, help="a models file; then --id names the model in it")
     parser.add_argument("--id", help="the model of --file; without it, the first")
     add_keys_argument(parser)
+    add_database_options(parser)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    _model_arguments(parser)
     parser.add_argument("--provider", choices=[*PROVIDERS, "rules"])
     parser.add_argument("--model", help="the provider's name for it")
     parser.add_argument("--variant", type=variant_argument)
     parser.add_argument("--demo", action="store_true", help="the synthetic market instead of the configured one")
     parser.add_argument("--request", metavar="JSON", help="fields of every request, as in the models file")
-    add_env_file_option(parser)
 
 
 @command(
@@ -78,13 +89,79 @@ def try_model(options: argparse.Namespace) -> int:
     afterwards, so the model gets realistic results.
     """
     configure_logs("warning", "console")
-    model = _chosen(options)
+    model = asyncio.run(_stored(options)) if options.name and options.file is None else _chosen(options)
     settings = Settings.load(os.environ, options.env_file, demo=options.demo or model.provider == "rules")
     if model.configuration.provider_definition is None:
         require_provider(settings)
     with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
         Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
         return asyncio.run(_try(settings, model, Path(folder)))
+
+
+@command(
+    "models check",
+    example="trader models check qwen --file models.toml",
+    arguments=_model_arguments,
+    has_json=False,
+)
+def check_model(options: argparse.Namespace) -> int:
+    """Ask a model's server whether it has the model, for its context, and for one forced call, and say how fast it is.
+
+    Nothing is traded and nothing is stored. The request is a first prompt, with invented prices.
+    """
+    configure_logs("warning", "console")
+    model = asyncio.run(_stored(options)) if options.file is None else _chosen(options)
+    return asyncio.run(_check(Settings.load(os.environ, options.env_file, demo=True), model))
+
+
+async def _check(settings: Settings, model: Model) -> int:
+    own, variant = model.configuration, VARIANTS[model.variant]
+    forced = {} if own.calls_as_json else {"tool_choice": "required", **own.request}
+    asked = replace(model, configuration=replace(own, request=forced or own.request))
+    view = build_view({symbol: {each: [100.0] * 300 for each in variant.intervals} for symbol in ("BTC", "ETH", "SOL")})
+    messages = opening_messages(own.prompt or variant.prompt, variant.limits, view, variant.agent().entries(view))
+    turn = Turn(
+        model=asked, temperature=temperature_of(model), number=1, view=view, messages=messages,
+        answer_tokens_max=answer_tokens_max(model, settings.answer_tokens_max),
+    )  # fmt: skip
+    providers = make_providers(settings)
+    providers.learn([model])
+    try:
+        if not isinstance(provider := providers.get(model.provider), ProviderClient):
+            raise SettingsError([f"{model.name}: {model.provider} is no provider with a key or an address"])
+        context = (await provider.shown(model)).context_tokens
+        answer = await provider.answer(turn)
+        left_out = provider.left_out(asked)
+    except ProviderError as error:
+        show(f"{model.name} cannot be asked: {error}")
+        return 1
+    finally:
+        await providers.close()
+    answer = with_calls_of_text(answer, 1, is_json=own.calls_as_json)
+    seconds, tokens = (answer.duration_ms or 0) / 1000, answer.output_tokens or 0
+    show(f"model: {answer.model} answered")
+    show(f"context: {context or 'not told; state it as context_tokens'}, prompt: {answer.input_tokens} tokens")
+    if left_out:
+        show(f"refused fields, which requests omit: {', '.join(left_out)}")
+    show(f"speed: {seconds:.1f} s for {tokens} tokens of answer, at a cadence of {own.cadence.total_seconds():.0f} s")
+    if not answer.calls:
+        show('call: none, so the server may not read calls: try `calls = "json"`')
+        return 1
+    call = answer.calls[0]
+    show(f"call: {call.name}{'' if call.form is None else f', which the server left in the text ({call.form})'}")
+    return 0
+
+
+async def _stored(options: argparse.Namespace) -> Model:
+    """Return a model of the database.
+
+    :raises SettingsError: there is none of this name
+    """
+    async with find_database(options) as target, target.database.reading() as conn:
+        models = {model.id: model for model in await select_models(conn)}
+    if options.name not in models:
+        raise SettingsError([f"there is no model {options.name!r}; there are {allowed(models)}"])
+    return models[options.name]
 
 
 def _chosen(options: argparse.Namespace) -> Model:
@@ -94,10 +171,11 @@ def _chosen(options: argparse.Namespace) -> Model:
     """
     if options.file is not None:
         entries = read_models(options.file, options.env_file, options.send_keys_to)
-        entry = next((entry for entry in entries if options.id in (None, entry.id)), None)
+        wanted = options.name or options.id
+        entry = next((entry for entry in entries if wanted in (None, entry.id)), None)
         if entry is None:
             ids = allowed(entry.id for entry in entries)
-            raise SettingsError([f"{options.file} has no model {options.id!r}; it has {ids}"])
+            raise SettingsError([f"{options.file} has no model {wanted!r}; it has {ids}"])
         provider, name, variant = entry.provider, entry.router_model, entry.variant
         configuration = entry.configuration
     elif None in (options.provider, options.model, options.variant):

@@ -100,6 +100,14 @@ class ProviderTimeout(ProviderError):
     """An AI provider did not answer in time, so the market it was asked about has moved on."""
 
 
+class ContextExceeded(ProviderError):
+    """A prompt and its answer do not fit into the model's context of about `limit` tokens."""
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
 class NoUsableCall(ProviderError):
     """A model answered, but made no call that can be executed."""
 

@@ -43,6 +43,7 @@ from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
 from trader.portfolio.sql.analytics import PastEntrant
 from trader.portfolio.sql.behaviour import select_position_parts
 
+_IN_VAIN: Final = "its last three cycles ended without a call that can be executed"
 _MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"
 _HOUR: Final = RESOLUTIONS["1h"]
 
@@ -382,7 +383,7 @@ def _judged(
         off_board = account.absence(rules, period.record, period.started_at)
     else:
         record = period.record
-        off_board = None if not record.cycles_due or record.is_ranked else _MISSED
+        off_board = None if not record.cycles_due or record.is_ranked else _IN_VAIN if record.is_in_vain else _MISSED
     return _Judged(model, period, series, account, off_board)
 
 

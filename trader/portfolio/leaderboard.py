@@ -241,6 +241,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
             cycles_decided=sum(entry.record.cycles_decided for entry in group),
             cycles_due=sum(entry.record.cycles_due for entry in group),
             declared=group[0].record.declared,
+            is_in_vain=any(entry.record.is_in_vain for entry in group),
         ),
         pnl_percent=fmean(returns) if len(returns) == len(group) else None,
         pnl_absolute=_mean(group, lambda entry: entry.pnl_absolute),

@@ -38,12 +38,13 @@ def lacks_provider(values: Mapping[str, Any], given: Iterable[str] = (), *, demo
 
 
 def address_problem(
-    base_url: str, key_variable: str | None, key_host: str | None, configured: Mapping[str, str]
+    base_url: str, key_variable: str | None, key_host: str | None, configured: Mapping[str, str], *, private: bool
 ) -> str | None:
     """Return why a provider of the models file may not have this address; None if it may.
 
     A key of a shipped provider goes to that provider only, and any other key only to the host that `key_host` names.
-    `configured` are the addresses that settings give to shipped providers, by name.
+    `configured` are the addresses that settings give to shipped providers, by name. `private`: the address is on a
+    private network, where http is allowed.
     """
     try:
         parts = urlsplit(WEB_ADDRESS.parse(base_url))
@@ -51,8 +52,14 @@ def address_problem(
         return f"expected {WEB_ADDRESS.expected}"
     if not _is_plain_host(parts):
         return "expected an IP address, or a host name in ASCII: letters of other alphabets may look the same"
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        return "expected an https address; http, which others on the network can read, is allowed only on this machine"
+    host = parts.hostname or ""
+    if private and not is_private(host):
+        return f"private = true is for an address of a private network or a name without a domain, not for {host}"
+    if parts.scheme == "http" and not private and not is_loopback(host):
+        return (
+            "expected an https address; http, which others on the network can read, is allowed only on this machine, "
+            "and with private = true on a private network"
+        )
     return None if key_variable is None else _key_problem(parts, key_variable, key_host, configured)
 
 
@@ -124,6 +131,15 @@ def is_loopback(host: str | None) -> bool:
         return host in (None, "localhost") or ip_address(host or "").is_loopback
     except ValueError:
         return False
+
+
+def is_private(host: str) -> bool:
+    """Return whether a host is this machine, or by its address or name one of a private network."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".internal", ".lan", ".local", ".home.arpa"))
+    return address.is_loopback or not (address.is_global or address.is_link_local or address.is_unspecified)
 
 
 def _live_contradictions(values: Mapping[str, Any], given: Container[str], *, demo: bool, is_reader: bool) -> list[str]:

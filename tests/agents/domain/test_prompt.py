@@ -20,14 +20,18 @@ from trader.agents.domain.prompt import (
     CONTEXT_ROWS_MIN,
     GLOSSARY,
     INDICATOR_NAMES,
+    INDICATORS_SHOWN,
+    QUESTION,
     ROWS_MAX,
     ROWS_MIN,
     cadence_text,
+    json_text,
     opening_messages,
     relative_volumes,
     rules_text,
-    view_text,
+    view_data,
 )
+from trader.agents.domain.rules.sizing import Entry
 from trader.agents.domain.tools import NOTE_MAX, tool_schemas
 from trader.agents.domain.view import (
     SERIES_SHOWN,
@@ -88,8 +92,20 @@ VIEW = View(
 
 
 def shown(view: View = VIEW) -> tuple[str, dict[str, Any]]:
-    text = opening_messages("Be calm.", VariantLimits(leverage_max=7), view)[1]["content"]
+    text = opening_messages("Be calm.", VariantLimits(leverage_max=7), view, is_lean=False)[1]["content"]
     return text, msgspec.json.decode(text)
+
+
+def view_text(view: View) -> str:
+    return json_text(view_data(view))
+
+
+def read(view: View, entries: Sequence[Entry] = ()) -> dict[str, Any]:
+    """Return what a model reads in the lean form."""
+    text = opening_messages("Look at `entries`.", VariantLimits(leverage_max=7), view, entries)[1]["content"]
+    assert text.endswith(f"\n\n{QUESTION}")
+    shown_data: dict[str, Any] = msgspec.json.decode(text.removesuffix(QUESTION))
+    return shown_data
 
 
 def rows_of(table: list[list[Any]]) -> list[dict[str, Any]]:
@@ -106,6 +122,7 @@ def test_amounts_have_at_most_eight_plain_digits() -> None:
     assert "E-" not in text
     (position,) = rows_of(data["positions"])
     assert (position["quantity"], position["exitPlan"]["stop"], position["funding"]) == (0.1, 93_000, -0.0118)
+    assert data["markets"]["BTC"] == {**data["markets"]["BTC"], **data["now"]["BTC"]}, "as strategies name them"
     assert data["now"]["BTC"]["lastAction"] == {
         "action": "createPosition", "side": "LONG", "cyclesAgo": 2, "candlesAgo": 1,
     }  # fmt: skip
@@ -126,8 +143,8 @@ def test_candles_are_rows_one_interval_apart_with_null_for_missing_ones() -> Non
     other = replace(MARKET, symbol="ETH", candles={"15m": ()}, indicators={"15m": Indicators()})
     _, data = shown(replace(VIEW, at=NOW + timedelta(minutes=45), markets={"BTC": later, "ETH": other}))
     values = [94_000.1, 1, 2, 3, 0.0000123]
-    assert data["15m"]["from"] == "2025-01-02T09:00Z"
-    assert data["15m"]["candles"] == [*[[None, None]] * 12, [values, None], [None, None], [values, None]]
+    assert data["15m"]["from"] == "2025-01-02T09:45Z"
+    assert data["15m"]["candles"] == [*[[None, None]] * 9, [values, None], [None, None], [values, None]]
 
 
 def test_named_indicators_are_series_at_the_decision_interval() -> None:
@@ -136,7 +153,8 @@ def test_named_indicators_are_series_at_the_decision_interval() -> None:
     both = {"15m": past[-1], "5m": past[-1]}
     market = replace(MARKET, candles={"15m": (), "5m": ()}, indicators=both, indicator_history=history)
     view = replace(VIEW, markets={"BTC": market})
-    text = opening_messages("Trade `adx` over `vwap`.", VariantLimits(leverage_max=7), view)[1]["content"]
+    limits = VariantLimits(leverage_max=7)
+    text = opening_messages("Trade `adx` over `vwap`.", limits, view, is_lean=False)[1]["content"]
     data = msgspec.json.decode(text)
     unknown = {"relativeVolume": [[None] * SERIES_SHOWN]}
     assert data["15m"]["indicators"] == {"adx": [[20, 21, 22.1235]], **unknown}
@@ -199,7 +217,7 @@ NAMED_OTHERWISE = {"symbol", "quotedAt", "candles", "indicators", "indicatorHist
 
 @given(minutes=st.integers(0, 10_000))
 def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None:
-    """Unless a candle has closed: then the table of its interval grows at the end, or begins a few rows later."""
+    """Unless a candle has closed: then the part of its interval differs."""
     before, after = (view_text(view_at(NOW + timedelta(minutes=minutes + later))) for later in (0, 1))
     has_closed = (NOW + timedelta(minutes=minutes + 1)).minute % 5 == 0
     kept = next(n for n, (pair, other) in enumerate(zip(before, after, strict=False)) if pair != other)
@@ -207,15 +225,7 @@ def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None
     for text in (before, after):
         for interval, least in (("5m", ROWS_MIN), ("1h", CONTEXT_ROWS_MIN)):
             rows = len(msgspec.json.decode(text)[interval]["candles"])
-            assert least <= rows < least + 4
-
-
-@pytest.mark.parametrize("interval", ["5m", "1h"])
-def test_the_first_candle_advances_with_every_fourth_close(interval: Interval) -> None:
-    """Until then, the table grows only at its end, so a provider's cache keeps the prompt up to the new row."""
-    views = [view_at(NOW + n * INTERVALS[interval]) for n in range(25)]
-    first = [msgspec.json.decode(view_text(view))[interval]["from"] for view in views]
-    assert sum(before != after for before, after in pairwise(first)) == 24 / 4
+            assert rows == least
 
 
 @given(minutes=st.integers(0, 10_000), every=st.sampled_from([1, 5, 15, 60, 90, 240]))
@@ -279,8 +289,37 @@ def test_a_volume_is_compared_with_the_average_before_it() -> None:
     assert relative_volumes(of(), 2) == [None, None]
 
 
+def test_a_model_reads_candles_as_basis_points_and_indicators_in_three_digits() -> None:
+    span = timedelta(minutes=15)
+    candles = tuple(Candle(NOW - n * span, 1, 1_010 - n, 990, 1_001 - n, 5) for n in range(14, 0, -1))
+    past = tuple(Indicators(adx=20.0, atr=1.23456 + n, kijun_sen=1_234.56) for n in range(SERIES_SHOWN))
+    market = replace(MARKET, candles={"15m": candles}, indicators={"15m": past[-1]}, indicator_history={"15m": past})
+    other = replace(MARKET, symbol="ETH", candles={"15m": ()}, indicators={"15m": Indicators()})
+    data = read(replace(VIEW, markets={"BTC": market, "ETH": other}))
+    own, none = data["15m"]["candles"]
+    assert (data["15m"]["close"], len(own), none) == ([1000, None], ROWS_MIN, [None] * ROWS_MIN)
+    assert own[-2:] == [[80, -100, -10], [90, -100, 0]]
+    names, *rows = data["15m"]["indicators"]
+    last = [dict(zip(names, row, strict=True)) for row in rows]
+    assert [row["symbol"] for row in last] == ["BTC"] * INDICATORS_SHOWN + ["ETH"] * INDICATORS_SHOWN
+    assert [row["atr"] for row in last] == [3.23, 4.23, 5.23, None, None, None]
+    assert last[0]["kijunSen"] == 1_234.56, "an order may repeat this price"
+
+
+def test_a_model_reads_tables_without_what_is_absent() -> None:
+    entry = Entry("BTC", Side.LONG, 93_000.5, 0.1, 9.0, 0.05)
+    data = read(VIEW, [entry])
+    assert data["entries"] == [[*Entry._fields], ["BTC", "LONG", 93_000.5, 0.1, 9, 0.05]]
+    assert data["markets"] == [["symbol", "tick", "lot", "minNotional", "leverageMax"], ["BTC", 0.1, 0.00001, 10, 40]]
+    names, row = data["now"]
+    assert row[names.index("price")] == 94_100.5
+    assert not {"openInterest", "bid", "changeSinceLookPercent"} & {*names}
+    assert not {"note", "orders", "refused", "session", "lookedAt", "decisions", "entries"} & read(VIEW).keys()
+    assert data["stats"] == {"tradeCount": 1, "netPnl": 0}
+
+
 @pytest.mark.parametrize("variant", VariantId)
-def test_a_full_view_fits_into_8000_tokens_with_the_tools(variant: VariantId) -> None:
+def test_a_full_view_fits_into_6000_tokens_with_the_tools(variant: VariantId) -> None:
     """Three markets, each with a position and the maximum number of candles, five trades, a note and decisions."""
     count, made = openai.o200k_base().count, VARIANTS[variant]
     base, at = {"BTC": 106_521.3, "ETH": 3_368.25, "SOL": 253.591}, datetime(2025, 1, 3, 7, 59, tzinfo=UTC)
@@ -307,7 +346,7 @@ def test_a_full_view_fits_into_8000_tokens_with_the_tools(variant: VariantId) ->
     )  # fmt: skip
     messages = opening_messages(made.prompt, made.limits, view)
     tools = msgspec.json.encode(tool_schemas(tuple(view.markets))).decode()
-    assert count("".join([tools, *(message["content"] for message in messages)])) <= 8_000
+    assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_000
 
 
 def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: datetime) -> ObservedMarket:
@@ -346,8 +385,11 @@ def test_the_rules_state_the_limits_of_the_variant() -> None:
     text = rules_text(limits)
     for part in ("at most 7", "at most 4 × equity", "`dayLossPercent` is 12 or more", "within 6 cycles"):
         assert part in text
-    system = opening_messages("Be calm.\n", limits, replace(VIEW, cadence=timedelta(minutes=5)))[0]["content"]
-    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(timedelta(minutes=5), '15m')}"
+    system = opening_messages("Be calm.\n", limits, replace(VIEW, cadence=timedelta(minutes=5)), is_lean=False)[0][
+        "content"
+    ]
+    assert system.startswith(f"Be calm.\n\n{text}\n\n## The data\n\nJSON.")
+    assert system.endswith(f"{GLOSSARY}\n\n{cadence_text(timedelta(minutes=5), '15m')}")
     assert "You are asked every 5 minutes." in system
     assert "So 3 of your cycles see the same `15m` candles" in system
     assert "candleCloses" not in cadence_text(timedelta(minutes=15), "15m"), "every cycle has a new candle"

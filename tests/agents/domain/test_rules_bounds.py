@@ -248,6 +248,14 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
         acts = any(may_act(definition, account, shown, symbol) for symbol in shown.markets)
         assert acts or len(decisions) == 1, "an agent acts where a backtest looks away"
         exposure, cash = shown.account.exposure, shown.account.available_cash
+        entries = {(each.symbol, each.side): each for each in definition.agent().entries(shown)}
+        for entry in entries.values():
+            assert entry.cost > 0
+            assert entry.leverage <= definition.limits.leverage_max
+        order = next((each for each in decisions if isinstance(each, CreatePosition)), None)
+        if order is not None and (listed := entries.get((order.symbol, order.side))) is not None:
+            # it leaves its share of the cash to each other market, whatever speaks against that one
+            assert (listed.stop, listed.quantity <= order.quantity) == (order.stop, True)
         for decision in decisions:
             encoded = msgspec.json.encode(decision)
             assert msgspec.json.decode(encoded, type=TOOLS[TOOL_NAMES[type(decision)]]) == decision

@@ -237,7 +237,7 @@ HOLD_TWICE: dict[str, tuple[dict[str, Any], Any]] = {
         {
             "content": [
                 {"type": "text", "text": ""},
-                *[{"type": "tool_use", "id": "toolu_1", "name": "fetch indicators", "input": {}}] * 2,
+                *[{"type": "tool_use", "id": "toolu_1", "name": "fetch indicators", "input": {"n": n}} for n in (1, 2)],
             ]
         },
         MessagesRequest,
@@ -245,9 +245,9 @@ HOLD_TWICE: dict[str, tuple[dict[str, Any], Any]] = {
     "responses": (
         {
             "output": [
-                {"type": "function_call", "id": "fc", "call_id": "a", "name": "fetch indicators", "arguments": "{"}
+                {"type": "function_call", "id": "fc", "call_id": "a", "name": "fetch indicators", "arguments": broken}
+                for broken in ("{", "{{")
             ]
-            * 2
         },
         ResponsesRequest,
     ),
@@ -322,6 +322,34 @@ async def test_the_slots_of_a_provider_limit_its_models(database: Database) -> N
         await floor.add("ada", "bob", router_model="lab/one", configuration=configuration)
         await floor.cycle()
         assert floor.provider.active_max == 1
+
+
+def repeated(protocol: str, *reasons: str) -> dict[str, Any]:
+    """An answer that holds for these reasons under one id."""
+    given = [{"reason": reason} for reason in reasons]
+    match protocol:
+        case "messages":
+            content = [{"type": "tool_use", "id": "c1", "name": "holding", "input": each} for each in given]
+            return {"content": [{"type": "text", "text": "hm"}, *content], "stop_reason": "tool_use"}
+        case "responses":
+            calls = [
+                {"type": "function_call", "id": f"fc{place}", "call_id": "c1", "name": "holding",
+                 "arguments": orjson.dumps(each).decode()}
+                for place, each in enumerate(given)
+            ]  # fmt: skip
+            return {"output": [{"type": "reasoning", "summary": []}, *calls], "status": "completed"}
+        case _:
+            parts = [{"functionCall": {"id": "c1", "name": "holding", "args": each}} for each in given]
+            return {"candidates": [{"content": {"parts": [{"text": "hm"}, *parts]}, "finishReason": "STOP"}]}
+
+
+@pytest.mark.parametrize("protocol", ["messages", "responses", "gemini"])
+async def test_a_call_that_a_gateway_sent_twice_is_one_call(protocol: str) -> None:
+    async with client_of(protocol, orjson.dumps(repeated(protocol, "calm", "calm", "busy"))) as client:
+        answer = await client.answer(TURN)
+    assert [orjson.loads(call.arguments)["reason"] for call in answer.calls] == ["calm", "busy"]
+    assert len(answer.message["native"]) == 3, "what goes back has each call once"
+    assert len({call.id for call in answer.calls}) == 2
 
 
 USAGES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.agents.providers.refusals import About, refused_field, subject_of, words_of
+from trader.agents.providers.refusals import About, context_limit, refused_field, subject_of, words_of
 
 FIELDS = {
     "temperature", "tool_choice", "max_tokens", "usage", "reasoning_effort", "reasoning", "provider", "top_p", "seed",
@@ -160,3 +160,39 @@ def test_words_of_an_error_are_its_message_or_its_body() -> None:
     assert words_of(encoded({"message": "plain"})) == "plain"
     assert words_of(b"<html>\n no") == "<html> no"
     assert words_of(b"") == words_of(b"null") == words_of(b"{}") == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"),
+    [
+        (8192, {"error": {"message": "This model's maximum context length is 8192 tokens. However, your messages "
+                "resulted in 9000 tokens.", "param": "messages", "code": "context_length_exceeded"}}),
+        (4096, {"object": "error", "message": "'max_tokens' or 'max_completion_tokens' is too large: 5000. This "
+                "model's maximum context length is 4096 tokens and your request has 4000 input tokens", "code": 400}),
+        (4096, {"message": "The decoder prompt (length 5000) is longer than the maximum model length of 4096."}),
+        (4096, {"error": {"code": 400, "message": "request (5000 tokens) exceeds the available context size (4096 "
+                "tokens), try increasing it", "n_prompt_tokens": 5000, "n_ctx": 4096}}),
+        (0, {"error": "the request exceeds the available context size. try increasing the context size"}),
+        (0, {"error": {"message": "the input length exceeds the context length", "type": "api_error"}}),
+        (8000, {"type": "error", "error": {"message": "prompt is too long: 9500 tokens > 8000 maximum"}}),
+        (8000, {"error": {"message": "input length and `max_tokens` exceed context limit: 7000 + 2000 > 8000"}}),
+        (8192, {"error": {"message": "The input token count (9000) exceeds the maximum number of tokens allowed "
+                "(8192)."}}),
+        (8192, {"message": "Prompt contains 9000 tokens and 0 draft tokens, too large for model with 8192 maximum "
+                "context length", "type": "invalid_request_prompt", "code": "3051"}),
+        (4096, {"error": "Trying to keep the first 5000 tokens when context the overflows. However, the model is "
+                "loaded with context length of only 4096 tokens, which is not enough."}),
+        (4097, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 9000"}),
+        (0, {"error": {"message": "prompt is too long: maximum context length is 900000"}}),  # which explains nothing
+        (None, {"error": {"message": "max_tokens is too large: 100000. This model supports at most 16384 completion "
+                "tokens, whereas you provided 100000."}}),
+        (None, {"error": {"message": "Unsupported value: 'temperature' does not support 0.7 in this context"}}),
+    ],
+)  # fmt: skip
+def test_a_refusal_tells_the_context_that_was_exceeded(limit: int | None, error: Any) -> None:
+    assert context_limit(encoded(error), 10_000) == limit
+
+
+@given(st.binary(max_size=200))
+def test_any_refusal_is_read(content: bytes) -> None:
+    assert context_limit(b"context length " + content, 10_000) is not None

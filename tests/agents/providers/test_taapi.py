@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
+from support.prompts import data_of
 from support.scripted import START, make_settings
 from support.trading_floor import hold, open_floor
 from support.waiting import until
@@ -284,8 +285,8 @@ async def test_a_model_sees_them_as_supplementary(database: Database, server: Fa
         await taapi.settled()
         await floor.cycle()
         await taapi.close()
-    first, second = (orjson.loads(turn.messages[1]["content"])["now"] for turn in floor.provider.turns)
+    first, second = (data_of(turn.messages[1]["content"])["now"] for turn in floor.provider.turns)
     assert [symbol for symbol, market in first.items() if "supplementary" in market] == []
     seen = second["BTC"]["supplementary"]
-    assert (seen["source"], seen["macd"], seen["moneyFlowIndex"]) == ("taapi.io", 120.5, None)
-    assert "supplementary" not in second["ETH"], "one market at a time"
+    assert (seen["source"], seen["macd"], "moneyFlowIndex" in seen) == ("taapi.io", 120.5, False)
+    assert second["ETH"]["supplementary"] is None, "one market at a time"

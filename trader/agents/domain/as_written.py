@@ -6,7 +6,7 @@ other text that looks like a call is only noticed, so that the model can be told
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -100,14 +100,16 @@ def contains_tool_call(text: str) -> bool:
     return bare.startswith(("{", "[")) and bare.endswith(("}", "]")) and _FIELD_WRITTEN.search(bare) is not None
 
 
-def with_calls_of_text(answer: ModelAnswer, number: int) -> ModelAnswer:
+def with_calls_of_text(answer: ModelAnswer, number: int, *, is_json: bool = False) -> ModelAnswer:
     """Return the answer to step `number` with the complete calls of its text, if it has no others and ends in them.
 
     Beside other calls, those of further tools are counted as left out: nobody knows in which order they were meant.
+    `is_json`: the model was asked for its calls as JSON.
     """
     if answer.cut_by is not None or not answer.text or len(answer.text) > 2 * ARGUMENTS_MAX:
         return answer
-    found = _formed_calls(_THOUGHT.sub("", answer.text))
+    said = _THOUGHT.sub("", answer.text)
+    found = (_json_calls(said) if is_json else []) or _formed_calls(said)
     if answer.calls:
         left_out = {name for _, name, _ in found} & TOOLS.keys() - {call.name for call in answer.calls}
         return msgspec.structs.replace(answer, calls_left_out=answer.calls_left_out + len(left_out))
@@ -118,6 +120,17 @@ def with_calls_of_text(answer: ModelAnswer, number: int) -> ModelAnswer:
         for place, (form, name, arguments) in enumerate(found, 1)
     )
     return msgspec.structs.replace(answer, calls=calls)
+
+
+def _json_calls(text: str) -> list[tuple[str, str, str]]:
+    """Return form, name and arguments of each call in an answer that is JSON; none if it is anything else."""
+    try:
+        given = json.loads(re.sub(r"\A\s*```(?:json)?|```\s*\Z", "", text))
+    except (ValueError, RecursionError):
+        return []
+    given = given["calls"] if isinstance(given, dict) and "calls" in given else given
+    calls = given if isinstance(given, list) else [given]
+    return _calls_in("JSON", calls[: CALLS_READ_MAX + 1]) or []
 
 
 def _formed_calls(text: str) -> list[tuple[str, str, str]]:
@@ -156,13 +169,19 @@ def _read(form: CallForm, text: str, start: int) -> tuple[list[tuple[str, str, s
     if closing is None:
         return None
     calls = given if isinstance(given, list) else [given if named is None else {"name": named, "arguments": given}]
+    read = _calls_in(form.name, calls)
+    return None if read is None else (read, closing.end())
+
+
+def _calls_in(form: str, calls: Sequence[Any]) -> list[tuple[str, str, str]] | None:
+    """Return form, name and arguments of each of these calls; None if one of them is not complete."""
     read = []
     for call in (each if isinstance(each, dict) else {} for each in calls):
         name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             return None
-        read.append((form.name, name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
-    return read, closing.end()
+        read.append((form, name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return read
 
 
 # Arguments in other forms

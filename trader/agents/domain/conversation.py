@@ -42,7 +42,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The input of one step. `number` counts the steps of the invocation from 1.
 
     AI providers read `messages`, and `answer_tokens_max` limits their answer; rule agents read `view`. `wait_max_s`
-    limits the wait for a key in cooldown, and `tokens_max` the tokens of all attempts together (None: no limit).
+    limits the wait for a key in cooldown, and `tokens_max` the tokens of all attempts together (None: no limit). The
+    messages were made to fit into `context_tokens` (None: not known).
     """
 
     model: Model
@@ -53,6 +54,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens_max: int
     wait_max_s: float = 0.0
     tokens_max: int | None = None
+    context_tokens: int | None = None
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ class EntrantRecord(msgspec.Struct, frozen=True):
     decided when its invocation completes. Number 0 is an entrant whose configuration is unknown. `manual_since` is the
     time of the first manual order on the model's account in the run; from then on the entrant is not judged. `declared`
     is the declaration of an external agent while it was this entrant, as JSON: model, version and promptDigest.
+    `is_in_vain`: its last three invocations ended without a call that can be executed.
     """
 
     number: int
@@ -54,6 +55,7 @@ class EntrantRecord(msgspec.Struct, frozen=True):
     cycles_due: int
     manual_since: datetime | None = None
     declared: Mapping[str, str] | None = None
+    is_in_vain: bool = False
 
     @property
     def coverage_percent(self) -> float | None:
@@ -62,8 +64,8 @@ class EntrantRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it decided often enough for a rank on a board, and without manual orders."""
-        if self.manual_since is not None:
+        """Whether it decides, and did so often enough for a rank on a board, without manual orders."""
+        if self.manual_since is not None or self.is_in_vain:
             return False
         return self.cycles_due > 0 and 100 * self.cycles_decided >= COVERAGE_MIN_PERCENT * self.cycles_due
 
@@ -106,7 +108,7 @@ def configuration_of(
     return canonical_json(
         {
             "prompt": prompt,
-            "tools": tool_schemas(service.markets),
+            "tools": tool_schemas(service.markets, model.configuration.tools_off),
             "limits": msgspec.to_builtins(limits),
             "variant": model.variant.value,
             "provider": model.provider,
@@ -115,6 +117,12 @@ def configuration_of(
             "protocol": "chat" if definition is None else definition.protocol,
             "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
+            **({"calls": "json"} if model.configuration.calls_as_json else {}),
+            **(
+                {}
+                if model.configuration.known_context is None
+                else {"contextTokens": model.configuration.known_context}
+            ),
             **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
             **({"external": _external(model)} if model.is_external else {}),
             "cadenceSeconds": model.configuration.cadence.total_seconds(),

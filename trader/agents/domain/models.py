@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -87,6 +88,10 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache_write_1h: UsdPerMillion | None = None
     currency: Currency = "USD"
 
+    @property
+    def is_free(self) -> bool:
+        return not (self.input or self.output)
+
     def in_usd(self, rate: float) -> "TokenPrice":
         """Return the price in USD, where `rate` is the worth of one unit of its currency in USD."""
         names = "input", "output", "cached", "cache_write", "cache_write_1h"
@@ -135,15 +140,24 @@ WebAddress = Annotated[
 ]
 
 
+ContextTokens = Annotated[
+    int, Meta(ge=3072, le=10**8), _described("the tokens of a context, at least 3072: no prompt fits into fewer")
+]
+CallsForm = Annotated[Literal["tools", "json"], _described('"tools" or "json"')]
+
+
 class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """An AI provider: its address, its protocol, and the variable with its keys.
 
     Further keys are in variables of the same name with a number at the end. `key_host` repeats the host of `base_url`,
-    with its port if it has one: keys of a provider that does not ship with the service go nowhere else. With `stream`
-    answers are streamed, which some models require. `slots` limits the concurrent requests to models of one name (None:
-    the service's limit). `request` has fields to add to every request; null omits a field that the service sends.
-    `limit_field` is the name of the field that limits an answer's tokens (None: the protocol's usual field). `protocol`
-    is a key of `PROTOCOLS`.
+    with its port if it has one: keys of a provider that does not ship with the service go nowhere else. `private`
+    allows http to a private network. With `stream` answers are streamed, which some models require. `slots` limits the
+    concurrent requests to its server, whatever the models' names (None: the service's limit for each name). `request`
+    has fields to add to every request; null omits a field that the service sends. `limit_field` is the name of the
+    field that limits an answer's tokens (None: the protocol's usual field). `protocol` is a key of `PROTOCOLS`. With
+    `calls = "json"` models answer with their calls as JSON (`response_format`), which servers without a parser of tool
+    calls need. `context_tokens` is the length of its models' contexts (None: the server is asked, or its refusals
+    tell).
     """
 
     name: ProviderName
@@ -154,8 +168,23 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     stream: bool = False
     headers: Mapping[str, str] = {}
     slots: Annotated[int, Meta(ge=1, le=256)] | None = None
+    private: bool = False
     request: Mapping[str, Any] = {}
     limit_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+    calls: CallsForm = "tools"
+    context_tokens: ContextTokens | None = None
+
+    @property
+    def host(self) -> str:
+        """The host of its address."""
+        return urlsplit(self.base_url).hostname or ""
+
+    @property
+    def server(self) -> str:
+        """The host and port of its address, by which providers that are one server are known."""
+        parts = urlsplit(self.base_url)
+        host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
+        return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 DeclaredName = Annotated[
@@ -193,6 +222,10 @@ class DeclaredUsage(
     cost_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
 
 
+ToolOff = Literal["createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "fetchOrderBook", "note"]
+"""The tools that a model may be without; `holding` ends a cycle."""
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of a model in the models file, except its identity; the file and the database use the same names.
 
@@ -205,6 +238,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     with the same `replicate_of` are replicates: one model run several times, to see how much of a result is noise.
     `owner_budget_usd_per_day` limits all models of one `owner` together; `manage_usd_per_day` of each budget is kept
     for managing positions (None: a fifth).
+    `temperature` replaces its variant's, and `tools_off` are the tools that it is not offered.
+    `calls` and `context_tokens` replace its provider's.
     `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
     models. `cache_ttl` is how long a provider with the Messages protocol keeps marked prompts (None: 5 minutes).
     `params` are the parameters of a strategy, by name, and `network` tells whether it may use the network. `declared`
@@ -226,10 +261,26 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     color: Color | None = None
     replicate_of: ModelId | None = None
     provider_definition: ProviderDefinition | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    tools_off: tuple[ToolOff, ...] = ()
+    calls: CallsForm | None = None
+    context_tokens: ContextTokens | None = None
     cache_ttl: Annotated[Literal["5m", "1h"], _described('"5m" or "1h"')] | None = None
     params: Mapping[str, Any] = {}
     network: bool = False
     declared: Declared | None = None
+
+    @property
+    def known_context(self) -> int | None:
+        """The length of the model's context in tokens, as its row or provider states it."""
+        provider = None if self.provider_definition is None else self.provider_definition.context_tokens
+        return self.context_tokens or provider
+
+    @property
+    def calls_as_json(self) -> bool:
+        """Whether the model answers with its calls as JSON rather than as tool calls."""
+        provider = None if self.provider_definition is None else self.provider_definition.calls
+        return (self.calls or provider) == "json"
 
     @property
     def cadence(self) -> timedelta:

@@ -3,8 +3,10 @@
 Providers cache the beginning of a prompt and charge a fraction for it when it recurs. So the constant parts come first
 (prompt, rules, glossary, fixed figures of the markets), then the candles, the longest interval first, with the hourly
 funding rates among them, then everything that changes with a trade, and last everything that changes every minute.
-Candles are rows by time, with all markets side by side. Candles and decisions are listed oldest first; the first one
-stays for a while, and new ones are appended.
+Decisions are listed oldest first; the first one stays for a while, and new ones are appended.
+
+External agents get the view as objects (`view_data`). Models read the same in fewer tokens (`prompt_text`): figures in
+tables, candles as basis points, and nothing where there is nothing; the question comes last.
 """
 
 import re
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 
 from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN
+from trader.agents.domain.rules.sizing import Entry
 from trader.agents.domain.tools import tool_schemas
 from trader.agents.domain.view import SERIES_SHOWN, ObservedMarket, ObservedPosition, ObservedTrade, VariantLimits, View
 from trader.core.clock import floor_time, iso
@@ -30,10 +33,8 @@ from trader.market.domain.markets import INTERVALS, Candle, Interval
 ROWS_MIN: Final = 12
 CONTEXT_ROWS_MIN: Final = 4
 ROWS_MAX: Final = 20
-ROWS_ADDED_MAX: Final = 4
-"""Candles shown per interval: at least `ROWS_MIN` of the decision interval, and `CONTEXT_ROWS_MIN` of the others; more,
-up to `ROWS_MAX`, where more of them close between two cycles; and `ROWS_ADDED_MAX` further ones until the first row
-advances."""
+"""Candles shown per interval: `ROWS_MIN` of the decision interval, and `CONTEXT_ROWS_MIN` of the others; more, up to
+`ROWS_MAX`, where more of them close between two cycles."""
 
 VOLUME_CANDLES: Final = 20
 """The candles before one that make the average with which its volume is compared."""
@@ -66,6 +67,9 @@ CANDLES_END: Final = ',"stats":'
 INVALIDATION_CHARACTERS: Final = 70
 """Maximum characters shown of the model's own invalidation text of a position."""
 
+INDICATORS_SHOWN: Final = 3
+"""Number of last closed candles whose indicators the lean form shows."""
+
 _AMOUNTS: Final = Context(prec=DIGITS_MAX)
 _HOUR: Final = timedelta(hours=1)
 _MINUTE: Final = timedelta(minutes=1)
@@ -75,33 +79,82 @@ _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 CHARACTERS_PER_10_TOKENS: Final = 30
 """With o200k, ten tokens cover 31 characters of a prompt; with vocabularies that have a token per digit, fewer."""
 
-GLOSSARY: Final = f"""## The data
+_FORM: Final = f"""## The data
 
 JSON. Times are ISO 8601 in UTC, amounts in the quote currency, quantities in base units; null: not known. Lists of
 markets are in the order of `markets`. Candles are closed ones, oldest first, each
 [{", ".join(CANDLE_COLUMNS)}]; the first row opened at `from`, and each further one an interval later.
 Indicators are the last {SERIES_SHOWN} values, oldest first, or the last one alone; `fetchIndicators` has further ones.
 Tables begin with the names of their columns; trades are newest first. A field that is not there is not known here.
-- `relativeVolume`: a candle's volume as a multiple of the average of the {VOLUME_CANDLES} candles before it.
-- `fundingRate`: hourly, part of the notional; at a positive one longs pay shorts, at a negative one shorts pay longs.
-  `fundingHistory`: the rates of the last hours, oldest first.
+"""
+
+_LEAN_FORM: Final = """## The data
+
+JSON. Times are ISO 8601 in UTC, amounts in the quote currency, quantities in base units. Tables begin with the names of
+their columns; trades are newest first. What is null or absent is unknown or empty.
+Candles are closed ones, oldest first, the last one ended an interval before `next`: per market [high, low, close] in
+basis points from its last `close`. `indicators`: the last values, oldest first; `fetchIndicators` has further ones.
+"""
+
+GLOSSARY: Final = f"""- `relativeVolume`: a candle's volume / the average of the {VOLUME_CANDLES} candles before it.
+- `fundingRate`: hourly, part of the notional; longs pay shorts a positive one. `fundingHistory`: oldest first.
 - `unrealized` is gross: before `fees` (positive: paid) and `funding` (negative: paid). `netPnl` is after both.
 - `price` and `mark` are the mark price; `openInterest` is the notional of all open positions in the market.
-- `bookImbalance`: (bids − asks) / (bids + asks) of the quantities at the ten best prices of either side, from −1 to 1.
+- `bookImbalance`: (bids − asks) / (bids + asks) of the quantities at the ten best prices of either side.
 - `dayLossPercent`: the day's deepest fall below `dayOpeningEquity`; it stays when equity recovers, until 00:00 UTC.
 - `lookedAt`: the last cycle that you answered; `changeSinceLookPercent`: how far the price has moved since.
-  `candleCloses`: per interval when the next candle closes, and how many have closed since `lookedAt`.
-- `decisions`: your last ones, oldest first. `refused`: calls of your last cycle that were refused or failed, and why.
-  `note`: what you wrote to yourself by the tool of this name."""
+  `candleCloses`: when the next candle closes, and how many have closed since `lookedAt`.
+- `decisions`: your last ones, oldest first. `refused`: your last cycle's calls that were refused or failed, and why.
+- `entries`: what an order on either side would be by your rules of size, within all caps; without a row, none is
+  possible. `cost`: fees and spread, in and out, as a share of the way to its target, or to its stop without one."""
+
+QUESTION: Final = "Decide now: call exactly one tool, such as createPosition to enter or holding to wait."
+"""The last words of a prompt: without a question, small models describe the data instead of deciding."""
+
+FOLLOWING: Final = dict.fromkeys(("bid", "ask", "initialCapital"))
+"""Fields that the lean form leaves out, since nothing in a decision depends on them beside the others."""
+
+SHORTENINGS: Final = (
+    "",
+    "candles except of the first interval",
+    "candles",
+    "candles, past decisions, trades and funding rates",
+)
+"""What a view leaves out, in this order, until its prompt fits into the model's context."""
+
+EXACT: Final = frozenset(
+    {"vwap", "vwapUpper", "vwapLower", "kijunSen"}
+    | {name for name in INDICATOR_NAMES if name.startswith(("ema", "bollinger", "keltner"))}
+)
+"""Indicators that are prices, which orders repeat."""
 
 
-def opening_messages(prompt: str, limits: VariantLimits, view: View) -> list[ChatMessage]:
-    """Return the system message of an entrant and the user message of this cycle."""
+def opening_messages(
+    prompt: str,
+    limits: VariantLimits,
+    view: View,
+    entries: Sequence[Entry] = (),
+    *,
+    is_lean: bool = True,
+    shortening: int = 0,
+) -> list[ChatMessage]:
+    """Return the system message of an entrant and the user message of this cycle.
+
+    Models get the lean form of the view, with `entries` if the prompt names them; external agents the objects. The view
+    is without what `SHORTENINGS` names at this place, for a small context.
+    """
     cadence = cadence_text(view.cadence, _decision_interval(view))
-    system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{GLOSSARY}\n\n{cadence}"
+    form = _LEAN_FORM if is_lean else _FORM
+    system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{form}{GLOSSARY}\n\n{cadence}"
+    data = view_data(view, named_indicators(prompt), entries if "`entries`" in prompt else ())
+    if is_lean:
+        shown, question = _shortened_view(lean(data), shortening, _decision_interval(view)), f"\n\n{QUESTION}"
+    else:  # where strategies have `view.markets["BTC"].price`, agents have `markets.BTC.price`
+        markets = {symbol: {**fixed, **data["now"][symbol]} for symbol, fixed in data["markets"].items()}
+        shown, question = {**data, "markets": markets}, ""
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": view_text(view, named_indicators(prompt))},
+        {"role": "user", "content": json_text(shown) + question},
     ]
 
 
@@ -115,19 +168,19 @@ A guard refuses what breaks a rule, and you are told why.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
 {limits.leverage_max} × equity.
 - No new position in a market whose `stale` is true; no decision over {limits.decision_age_max_s} s after this view.
-- No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), an exit by \
-stop, target, time or liquidation included. A cycle is 60 seconds.
+- No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), any exit \
+included. A cycle is 60 seconds.
 - Once `dayLossPercent` is {limits.day_loss_max_percent} or more, only reducing is allowed until 00:00 UTC.
 
-You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
+You act through the tools only; people read what you write. `holding` ends the cycle, in an answer of its own."""
 
 
-def estimated_tokens(messages: Sequence[ChatMessage], symbols: tuple[str, ...]) -> int:
+def estimated_tokens(messages: Sequence[ChatMessage], symbols: tuple[str, ...], tools_off: tuple[str, ...] = ()) -> int:
     """Return the maximum number of tokens of a prompt with the tools of these markets, from its number of characters.
 
     The bound holds for the tokenizers in use.
     """
-    characters = len(json_text(messages)) + len(json_text(tool_schemas(symbols)))
+    characters = len(json_text(messages)) + len(json_text(tool_schemas(symbols, tools_off)))
     return characters * 10 // CHARACTERS_PER_10_TOKENS
 
 
@@ -141,9 +194,9 @@ def cadence_text(cadence: timedelta, interval: Interval) -> str:
         return text
     return (
         f"{text} So {cycles} of your cycles see the same `{interval}` candles and indicators. While `candleCloses` "
-        f"counts none closed since you looked, their signal is the one that you have already judged: do not enter on "
-        f"it a second time, not after an exit either. `candlesAgo` of `lastAction` counts the `{interval}` candles "
-        "that have closed since your last trade in the market."
+        "counts none closed since you looked, you have judged their signal already: do not enter on it a second time, "
+        f"not after an exit either. `candlesAgo` of `lastAction` counts the `{interval}` candles closed since your "
+        "last trade in the market."
     )
 
 
@@ -153,8 +206,8 @@ def named_indicators(prompt: str) -> list[str]:
     return [name for name in INDICATOR_NAMES if name in named] or list(INDICATOR_NAMES)
 
 
-def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
-    """Return the view as JSON, with the indicators of these names. An absent value is null."""
+def view_data(view: View, names: Collection[str] = INDICATOR_NAMES, entries: Sequence[Entry] = ()) -> dict[str, Any]:
+    """Return the view as JSON objects, with the indicators of these names. An absent value is null."""
     markets, intervals = view.markets, _intervals(view.markets)
     plain = {  # candles and indicators, the bulk of a market, are shown in columns
         symbol: _plain(replace(market, candles={}, indicators={}, indicator_history={}))
@@ -163,7 +216,7 @@ def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
     parts: dict[str, Any] = {interval: _interval_part(view, interval, names) for interval in intervals}
     slow: dict[str, Any] = {name: parts.pop(name) for name in intervals if INTERVALS[name] >= _HOUR}
     rates = {symbol: market["fundingHistory"] for symbol, market in plain.items() if market["fundingHistory"]}
-    shown: dict[str, Any] = {
+    return {
         "markets": {symbol: _named(market, MARKET_FIELDS) for symbol, market in plain.items()},
         **slow,
         **({"fundingHistory": rates} if rates else {}),
@@ -182,8 +235,76 @@ def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
         "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),
         "positions": _position_table(view.positions),
         "orders": [_plain(order) for order in view.orders],
+        **({"entries": [Entry._fields, *([*map(_shortened, entry)] for entry in entries)]} if entries else {}),
     }
-    return json_text(shown)
+
+
+def lean(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects of a view in fewer tokens: as tables, candles as basis points, and without what is absent.
+
+    What follows from other figures is left out: the capital, bid and ask, and when a table of candles begins.
+    """
+    session = data["session"]
+    now = {
+        symbol: {**market, **FOLLOWING, **{name: values[place][-1] for name, values in session.items()}}
+        for place, (symbol, market) in enumerate(data["now"].items())
+    }
+    tables = {
+        "markets": _table("symbol", data["markets"]),
+        **{each: _lean_interval(data[each], list(now)) for each in data["candleCloses"]},
+        "candleCloses": _table("interval", data["candleCloses"]),
+        "now": _table("symbol", now),
+        "account": data["account"] | FOLLOWING,
+    }
+    shown = {name: _present(tables.get(name, value)) for name, value in data.items() if name != "session"}
+    return {name: value for name, value in shown.items() if value not in (None, [], ())}
+
+
+def _shortened_view(shown: Mapping[str, Any], shortening: int, main: Interval) -> dict[str, Any]:
+    """Return a lean view without what is left out at this place of `SHORTENINGS`, which it then states."""
+    if not shortening:
+        return {**shown}
+    bare = {interval for interval, *_ in shown["candleCloses"][1:] if shortening > 1 or interval != main}
+    dropped = ("decisions", "trades", "fundingHistory") if shortening > 2 else ()
+    kept = {
+        name: {"indicators": value["indicators"]} if name in bare else value
+        for name, value in shown.items()
+        if name not in dropped
+    }
+    return {**kept, "leftOut": f"{SHORTENINGS[shortening]}, since they exceed your context"}
+
+
+def _lean_interval(part: Mapping[str, Any], symbols: Sequence[str]) -> dict[str, Any]:
+    """Return the last candles as basis points from the last close of their market, and indicators as a table."""
+    closes, candles, rows, figures = [], [], [], part["indicators"].items()
+    for place, symbol in enumerate(symbols):
+        series = [row[place] for row in part["candles"]]
+        close = next((candle[3] for candle in reversed(series) if candle), None)
+        closes.append(close)
+        candles.append([candle and [round(10_000 * (price / close - 1)) for price in candle[1:4]] for candle in series])
+        last = {name: values if isinstance(values := each[place], list) else [values] for name, each in figures}
+        for back in range(min(INDICATORS_SHOWN, max(map(len, last.values()))), 0, -1):
+            known = {name: values[-back] if len(values) >= back else None for name, values in last.items()}
+            rows.append([symbol, *map(_lean_indicator, known, known.values())])
+    table = [["symbol", *part["indicators"]], *rows]
+    return {"close": closes, "candles": candles, "indicators": table}
+
+
+def _lean_indicator(name: str, value: Any) -> Any:
+    return significant(value, 6 if name in EXACT else 3) if isinstance(value, float) else value
+
+
+def _table(key: str, rows: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Return records by their key as a table, without the columns that no record has."""
+    names = dict.fromkeys(name for row in rows.values() for name, value in row.items() if value is not None)
+    return [[key, *names], *([each, *map(row.get, names)] for each, row in rows.items())]
+
+
+def _present(value: Any) -> Any:
+    """Return the value without the absent fields of its objects."""
+    if isinstance(value, dict):
+        return {name: _present(each) for name, each in value.items() if each is not None}
+    return [_present(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def minute_text(moment: datetime) -> str:
@@ -247,9 +368,9 @@ def _interval_part(view: View, interval: Interval, names: Collection[str]) -> di
     """
     span, markets = INTERVALS[interval], view.markets.values()
     is_main = interval == _decision_interval(view)
-    closed_between = -(-view.cadence // span)
-    rows = min(max(ROWS_MIN if is_main else CONTEXT_ROWS_MIN, closed_between), ROWS_MAX)
-    first = floor_time(floor_time(view.at, span) - rows * span, ROWS_ADDED_MAX * span)
+    least = ROWS_MIN if is_main else CONTEXT_ROWS_MIN
+    rows = min(max(least, -(-view.cadence // span)), ROWS_MAX)
+    first = floor_time(view.at, span) - rows * span
     own = [name for name in names if name not in SESSION_FIELDS]
     candles = [market.candles.get(interval, ()) for market in markets]
     volumes = [relative_volumes(series, SERIES_SHOWN) for series in candles]
@@ -335,7 +456,7 @@ def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:
 
 def _trade_table(trades: Sequence[ObservedTrade]) -> list[list[Any]]:
     names = [name for name in ObservedTrade.__struct_encode_fields__ if name not in ("fees", "funding")]
-    return [names, *([*_shortened(_part(trade, names)).values()] for trade in trades)]
+    return [names, *([*_shortened(_part(trade, names)).values()] for trade in trades)] if trades else []
 
 
 def _part(value: msgspec.Struct, names: Sequence[str]) -> dict[str, Any]:

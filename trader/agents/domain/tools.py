@@ -7,7 +7,7 @@ treats null and absence the same. Numbers are JSON numbers; `domain.money.from_n
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -34,7 +34,7 @@ PART_MAX: Final = 1_000
 Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market.")]
 Price = Annotated[float, Meta(gt=0, le=1e12)]
 InvalidationPrice = Annotated[
-    Price | None, Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position.")
+    Price | None, Meta(description="Mark price that closes the position as a wrong idea, on the stop's side.")
 ]
 
 
@@ -57,30 +57,28 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
 
 
 class CreatePosition(Tool, frozen=True, kw_only=True):
-    """Open a position at market, or add to the one you hold on the same side. On the other side it closes what you hold
-    and opens `quantity` the new way. The exit plan given replaces the one before. Refused without a stop."""
+    """Open a position at market, or add to one on the same side; on the other side it closes what you hold and opens
+    `quantity` the new way. Its exit plan replaces the one before."""
 
     symbol: Symbol
-    side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
+    side: Annotated[Side, Meta(description="LONG gains as the price rises.")]
     quantity: Annotated[
         float,
-        Meta(gt=0, le=1e12, description="Size in base units, not in the quote currency; rounded down to the lot."),
+        Meta(gt=0, le=1e12, description="In base units; rounded down to the lot."),
     ]
-    leverage: Annotated[
-        float, Meta(ge=1, le=100, description="Notional / margin of this order; at most your variant's limit.")
-    ]
+    leverage: Annotated[float, Meta(ge=1, le=100, description="Notional / margin of this order.")]
     stop: Annotated[
         Price,
         Meta(description="Mark price that closes the position at a loss: below the mark for LONG, above for SHORT."),
     ]
-    target: Annotated[Price | None, Meta(description="Mark price at which the profit is taken; null for none.")] = None
+    target: Annotated[Price | None, Meta(description="Mark price that takes the profit; null for none.")] = None
     invalidation: Annotated[
         str, Meta(min_length=1, max_length=1000, description="In words: what would prove this trade wrong.")
     ]
     invalidation_price: InvalidationPrice = None
     time_exit: Annotated[
         Annotated[datetime, Meta(tz=True)] | None,
-        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price; null for none."),
+        Meta(description="ISO 8601 UTC time that closes it at any price; null for none."),
     ] = None
     confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
 
@@ -108,7 +106,7 @@ class UpdateExitPlan(Tool, frozen=True, kw_only=True):
     invalidation_price: InvalidationPrice = None
     time_exit: Annotated[
         Annotated[datetime, Meta(tz=True)] | None,
-        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price."),
+        Meta(description="ISO 8601 UTC time that closes it at any price."),
     ] = None
 
 
@@ -160,9 +158,12 @@ class AgentNote(Tool, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Holding(Tool, frozen=True, kw_only=True):
-    """End this cycle, with what you did or why you do nothing. Call it last, and never beside an order."""
+    """End this cycle, with what you did or why you do nothing, in an answer of its own."""
 
-    reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
+    reason: Annotated[
+        str,
+        Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it, in 300 characters."),
+    ]
 
 
 class Hold(Holding, frozen=True, kw_only=True, omit_defaults=True):
@@ -434,10 +435,31 @@ def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
     }
 
 
+def calls_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the JSON Schema of an answer that has its calls of these tools as JSON."""
+
+    def closed(**properties: Any) -> dict[str, Any]:
+        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+    each = [tool["function"] for tool in tools]
+    calls = [closed(name={"type": "string", "enum": [tool["name"]]}, arguments=tool["parameters"]) for tool in each]
+    return closed(calls={"type": "array", "items": {"anyOf": calls}})
+
+
+def calls_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the tools to a model that calls them by a JSON answer."""
+    lines = [
+        f"- {tool['function']['name']} {_signature(TOOLS[tool['function']['name']])}: {tool['function']['description']}"
+        for tool in tools
+    ]
+    form = '{"calls": [{"name": "holding", "arguments": {"reason": "..."}}]}'
+    return "\n".join(["## The tools", "", f"Answer with your calls as JSON and nothing else, such as {form}", *lines])
+
+
 @lru_cache(maxsize=64)
-def tool_schemas(symbols: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the `tools` of a chat-completions request, whose calls may name these markets."""
-    tools = [_tool(name, struct) for name, struct in TOOLS.items()]
+def tool_schemas(symbols: tuple[str, ...], off: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return the `tools` of a chat-completions request, whose calls may name these markets, without those in `off`."""
+    tools = [_tool(name, struct) for name, struct in TOOLS.items() if name not in off]
     for tool in tools:
         properties = tool["function"]["parameters"]["properties"]
         if "symbol" in properties:

@@ -44,12 +44,14 @@ class RecordedCandles(tuple[Candle, ...]):
 
 class Shown(NamedTuple):
     """What a view shows of each market: for each of the intervals the last closed candles, as many as `candles`, and
-    the indicators at the last `series` of them. Of the account's last fills it shows as many as `fills`."""
+    the indicators at the last `series` of them. Of the account's last fills it shows as many as `fills`. The prompt and
+    its answer must fit into `context_tokens` (None: not known)."""
 
     intervals: tuple[Interval, ...]
     candles: int = CANDLES_SHOWN
     series: int = SERIES_SHOWN
     fills: int = 0
+    context_tokens: int | None = None
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):

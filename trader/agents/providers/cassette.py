@@ -1,6 +1,7 @@
 """Cassettes: recorded answers of AI models, stored in a folder by the digest of their requests.
 
-`answers.jsonl` has one line per answer, and `models.json` has the models. Neither contains API keys.
+`answers.jsonl` has one line per answer, `models.json` has the models, and `contexts.json` the lengths of their contexts
+that servers told, by which views were shortened. None contains API keys.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from trader.core.money import require_figure
 
 ANSWERS: Final = "answers.jsonl"
 MODELS: Final = "models.json"
+CONTEXTS: Final = "contexts.json"
 _CHUNK_BYTES: Final = 1 << 16
 
 
@@ -57,7 +59,8 @@ def request_digest(provider: str, turn: Turn) -> str:
         "ofProvider": {name: own[name] for name in ("protocol", "headers", "request", "limit_field") if name in own},
         "model": turn.model.router_model_name,
         "messages": turn.messages,
-        "tools": tool_schemas(turn.symbols),
+        "calls": turn.model.configuration.calls_as_json,
+        "tools": tool_schemas(turn.symbols, turn.model.configuration.tools_off),
         "temperature": turn.temperature,
         "answerTokensMax": turn.answer_tokens_max,
         "request": dict(turn.model.configuration.request),
@@ -74,10 +77,13 @@ def view_digest(model: Model, answered_by: str, view: View) -> str:
 class Cassette:
     """The recorded answers in a folder. One process at a time may append."""
 
-    def __init__(self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model]) -> None:
+    def __init__(
+        self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model], contexts: dict[str, int]
+    ) -> None:
         self.folder = folder
         self.models = models
         self._answers = answers
+        self.contexts = contexts
         self._file: FileIO | None = None
         self._turn = asyncio.Lock()
 
@@ -109,11 +115,17 @@ class Cassette:
             self._file = open_appending(self.folder / ANSWERS)
         except BlockingIOError:
             raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
-        self._answers, known = _read(self.folder)  # another process may have added some until now
+        self._answers, known, self.contexts = _read(self.folder)  # another process may have added some until now
         self._file.truncate(_complete_bytes(self._file))
         self.models = known | {model.id: model for model in models}
         models_json = msgspec.json.format(msgspec.json.encode(list(self.models.values())))
         replace_file(self.folder / MODELS, models_json)
+
+    def keep_context(self, model_id: str, tokens: int | None) -> None:
+        """Keep the length of a model's context, if it is known, for a replay to show the same. Raise `OSError`."""
+        if tokens is not None and self.contexts.get(model_id) != tokens:
+            self.contexts[model_id] = tokens
+            replace_file(self.folder / CONTEXTS, msgspec.json.encode(self.contexts))
 
     def close(self) -> None:
         if self._file is not None:
@@ -132,14 +144,15 @@ class Cassette:
         self._answers[kept.digest] = kept
 
 
-def _read(folder: Path) -> tuple[dict[str, KeptAnswer], dict[str, Model]]:
-    answers, models = folder / ANSWERS, folder / MODELS
+def _read(folder: Path) -> tuple[dict[str, KeptAnswer], dict[str, Model], dict[str, int]]:
+    answers, models, contexts = folder / ANSWERS, folder / MODELS, folder / CONTEXTS
     try:
         known = decode_json(read_regular(models), list[Model]) if models.exists() else []
         kept = _decoded(answers) if answers.exists() else {}
+        told = decode_json(read_regular(contexts), dict[str, int]) if contexts.exists() else {}
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
-    return kept, {model.id: model for model in known}
+    return kept, {model.id: model for model in known}, told
 
 
 def _decoded(file: Path) -> dict[str, KeptAnswer]:

@@ -11,8 +11,10 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -47,17 +49,33 @@ from trader.agents.providers.keys import (
 )
 from trader.agents.providers.messages import MessagesWire
 from trader.agents.providers.protocols import ChatWire, ProviderProtocol, StreamedProtocol, events_of, fit_thinking
-from trader.agents.providers.refusals import About, brief, refused_field, status_of, subject_of, words_of
-from trader.agents.providers.replies import ChatCompletion, answer_of, decode_reply
+from trader.agents.providers.refusals import (
+    About,
+    brief,
+    context_limit,
+    is_loading,
+    refused_field,
+    status_of,
+    subject_of,
+    words_of,
+)
+from trader.agents.providers.replies import ChatCompletion, answer_of, context_in, decode_reply
 from trader.agents.providers.responses import ResponsesWire
 from trader.agents.variants import VARIANTS
-from trader.core.errors import ProviderError, ProviderTimeout
+from trader.core.errors import ContextExceeded, ProviderError, ProviderTimeout
+from trader.settings.checks import is_private
 from trader.settings.forms import Secret
 
 ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
 FAILED_TURNS_MAX: Final = 3
 """This many consecutive failed turns are a provider outage, unless a model's last turn was answered recently."""
+
+LOADING_S: Final = 5.0
+"""How often a server is asked again that is loading its model."""
+
+CONTEXT_WAIT_S: Final = 2.0
+"""How long a server is asked for the length of its contexts."""
 
 LEFT_OUT_S: Final = 3600.0
 """A field that a provider refused is left out of requests for this long, then sent again."""
@@ -88,6 +106,9 @@ COOLDOWN_REFUSALS: Final[Mapping[About, KeyRefusal]] = {
     "model": MODEL_REFUSED,
 }
 """The refusals that put a key into cooldown, by subject."""
+
+CONTEXT_STATUSES: Final = frozenset({400, 413, 422, 500, 502})
+"""Statuses of refusals because a request exceeds the model's context; 502 stands for errors without a status."""
 
 WAIT_STEP_S: Final = 1.0
 """Minimum wait for a cooldown within one answer; doubles with each wait: some servers request 0 s forever."""
@@ -123,12 +144,16 @@ DEFAULT_TIMING: Final = AttemptTiming()
 
 
 class ProviderClient:
-    """The client of one provider."""
+    """The client of one provider. `slots` are those of its server, if it states them: more requests wait."""
 
     is_remote = True
 
     def __init__(
-        self, definition: ProviderDefinition, access: ProviderAccess, timing: AttemptTiming = DEFAULT_TIMING
+        self,
+        definition: ProviderDefinition,
+        access: ProviderAccess,
+        timing: AttemptTiming = DEFAULT_TIMING,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
         self.name = definition.name
         self.definition = definition
@@ -138,13 +163,16 @@ class ProviderClient:
         self._place = f"{self._host} ({access.set_by})"
         self._keys = KeyRing(definition.name, access.secrets, timing.timer, access.key_variable)
         self.usage = self._keys.usage
+        self._secret = access.secrets[0].reveal() if access.secrets else None
         self._timing = timing
+        self._slots: AbstractAsyncContextManager[object] = nullcontext() if slots is None else slots
         self._jitter = random.Random()
         self._left_out: dict[tuple[str, str], dict[str, float]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._failed_turns = 0
         self._last_failure = ""
         self._answered_at_s: dict[str, float] = {}
+        self._contexts: dict[str, tuple[int | None, float]] = {}
 
     def __repr__(self) -> str:
         return f"ProviderClient({self.name})"
@@ -181,7 +209,39 @@ class ProviderClient:
 
     async def shown(self, model: Model) -> Shown:
         """Return what the model's variant shows."""
-        return Shown(VARIANTS[model.variant].intervals)
+        return Shown(VARIANTS[model.variant].intervals, context_tokens=await self._context_of(model))
+
+    async def _context_of(self, model: Model) -> int | None:
+        """Return the length of a model's context: as configured, or as a server on a private network tells it."""
+        known = model.configuration.known_context
+        if known is not None or not is_private(urlsplit(self._base_url).hostname or ""):
+            return known
+        name, now_s = model.router_model_name, self._timing.timer()
+        if self._contexts.get(name, (None, 0.0))[1] <= now_s:
+            self._contexts[name] = (None, now_s + LEFT_OUT_S)  # others need not ask meanwhile
+            self._contexts[name] = (await self._asked_context(name), now_s + LEFT_OUT_S)
+        return self._contexts[name][0]
+
+    async def _asked_context(self, name: str) -> int | None:
+        """Return the context that vLLM, llama.cpp, LM Studio or Ollama states for a model; None if none does."""
+        for url in (
+            f"{self._base_url}/models",
+            *(self._host + path for path in ("/props", "/api/v0/models", "/api/ps")),
+        ):
+            try:
+                async with (
+                    asyncio.timeout(CONTEXT_WAIT_S),
+                    self._client().get(
+                        url, headers=self._wire.headers(self._secret), allow_redirects=False
+                    ) as response,
+                ):
+                    content = await read_bounded(response, self.name)
+                found = context_in(content, name) if response.status == 200 else None
+            except (TimeoutError, aiohttp.ClientError, OSError, ProviderError):
+                found = None
+            if found is not None:
+                return found
+        return None
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider.
@@ -321,6 +381,7 @@ class ProviderClient:
         limit_s = model.configuration.attempt_timeout_s or self._timing.limit_s
         try:
             async with (
+                self._slots,
                 asyncio.timeout(limit_s),
                 self._client().post(url, data=body, headers=headers, allow_redirects=False) as response,
             ):
@@ -344,9 +405,9 @@ class ProviderClient:
             raise
         try:
             if response.status == 200:
-                return await self._decode(model, key, response, content, fields)
+                return await self._decode(model, key, response, content, fields, sum(most))
             retry_after_s = retry_after_of(response.status, response.headers, content)
-            raise self._failure(model, key, response.status, retry_after_s, content, fields)
+            raise self._failure(model, key, response.status, retry_after_s, content, fields, sum(most))
         except ProviderError as error:
             if (
                 response.status == 200
@@ -363,7 +424,13 @@ class ProviderClient:
         return self._session
 
     async def _decode(
-        self, model: Model, key: Key, response: aiohttp.ClientResponse, content: bytes, fields: Collection[str]
+        self,
+        model: Model,
+        key: Key,
+        response: aiohttp.ClientResponse,
+        content: bytes,
+        fields: Collection[str],
+        asked: int,
     ) -> ChatCompletion:
         is_streamed = self.definition.stream and response.content_type == "text/event-stream"
         if not is_streamed and not response.content_type.endswith("json"):
@@ -377,7 +444,8 @@ class ProviderClient:
         if reply.failure:
             status = status_of(reply.failure)
             said = msgspec.json.encode({"error": reply.failure}) if is_streamed else content
-            failure = self._failure(model, key, status, retry_after_of(status, response.headers, said), said, fields)
+            retry_after_s = retry_after_of(status, response.headers, said)
+            failure = self._failure(model, key, status, retry_after_s, said, fields, asked)
             if (reported := reply.reported_tokens) is not None:
                 failure.unmetered_attempts, failure.unreported = 0, reported
             raise failure
@@ -404,10 +472,16 @@ class ProviderClient:
         retry_after_s: float | None,
         content: bytes,
         fields: Collection[str],
+        asked: int,
     ) -> ProviderError:
         """Apply a non-200 answer to the key's cooldowns, and return its error."""
         message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
+        if status in CONTEXT_STATUSES and (limit := context_limit(content, asked)) is not None:
+            self.usage.attempts["failed"] += 1
+            return ContextExceeded(message, limit or 1 << ((asked - 1).bit_length() - 1))  # as contexts usually are
         if status >= 500 or status == 408:
+            if retry_after_s is None and status == 503 and is_loading(content):
+                retry_after_s = LOADING_S
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
             self.usage.attempts["overloaded"] += 1

@@ -15,6 +15,7 @@ from trader.agents.providers.protocols import (
     empty_completion,
     functions,
     native_parts,
+    parts_once,
     split_by_role,
 )
 from trader.agents.providers.replies import count_in
@@ -78,7 +79,9 @@ class GeminiWire:
         if not response.candidates:
             return empty_completion(counted, response.model_version)
         candidate = response.candidates[0]
-        parts = (candidate.content or _Content()).parts
+        parts = parts_once(
+            (candidate.content or _Content()).parts, ("id", "name", "args"), lambda part: part.get("functionCall")
+        )
         requested = [part["functionCall"] for part in parts if isinstance(part.get("functionCall"), dict)]
         calls = [call_of(call.get("id"), call.get("name"), call.get("args")) for call in requested]
         shown = [part["text"] for part in parts if isinstance(part.get("text"), str) and not part.get("thought")]

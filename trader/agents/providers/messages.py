@@ -21,6 +21,7 @@ from trader.agents.providers.protocols import (
     empty_completion,
     functions,
     native_parts,
+    parts_once,
     split_by_role,
 )
 from trader.agents.providers.replies import count_in
@@ -82,6 +83,9 @@ class MessagesWire:
             return msgspec.json.encode({"error": answer.error})
         if answer.content is None:
             return empty_completion(_counted(answer.usage), answer.model)
+        answer.content = parts_once(
+            answer.content, ("id", "name", "input"), lambda part: part if part.get("type") == "tool_use" else None
+        )
         text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
         calls = [
             call_of(part.get("id"), part.get("name"), part.get("input"))

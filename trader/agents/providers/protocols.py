@@ -6,6 +6,7 @@ unchanged, with reasoning and signatures.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, Turn
-from trader.agents.domain.tools import tool_schemas
+from trader.agents.domain.tools import calls_schema, calls_text, tool_schemas
 
 NATIVE: Final = "native"
 """The key of an assistant message that holds the provider's own parts."""
@@ -98,11 +99,19 @@ class ChatWire:
         return bearer(secret)
 
     def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
+        configuration, (system, *others) = turn.model.configuration, turn.messages
+        tools = tool_schemas(turn.symbols, configuration.tools_off)
+        asked: Body = {"messages": turn.messages, "tools": tools, "tool_choice": "auto"}
+        if configuration.calls_as_json:
+            schema = {"name": "calls", "strict": True, "schema": calls_schema(tools)}
+            told = {**system, "content": f"{system['content']}\n\n{calls_text(tools)}"}
+            asked = {
+                "messages": [told, *others],
+                "response_format": {"type": "json_schema", "json_schema": schema},
+            }
         return {
             "model": turn.model.router_model_name,
-            "messages": turn.messages,
-            "tools": tool_schemas(turn.symbols),
-            "tool_choice": "auto",
+            **asked,
             "temperature": turn.temperature,
             "stream": stream,
             limit_field: turn.answer_tokens_max,
@@ -301,7 +310,7 @@ def _is_json(content: bytes | str) -> bool:
 
 def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
     """Yield name, description and JSON Schema of every tool of a turn."""
-    for tool in tool_schemas(turn.symbols):
+    for tool in tool_schemas(turn.symbols, turn.model.configuration.tools_off):
         function = tool["function"]
         yield function["name"], function["description"], function["parameters"]
 
@@ -309,6 +318,30 @@ def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
 def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     """Return a tool call in chat completion form; `arguments` is JSON text or a JSON value."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def parts_once(parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Any]) -> list[Body]:
+    """Return the parts of an answer without the calls that repeat id, name and arguments: a gateway sent them twice.
+
+    `call_in` returns the call of a part, whose fields have these names, and None for another part.
+    """
+    seen: set[Any] = set()
+    once = []
+    for place, part in enumerate(parts):
+        call = call_in(part)
+        call_id, name, arguments = map(call.get, names) if isinstance(call, dict) else (None, None, None)
+        key = (call_id, str(name), _argument_key(arguments)) if isinstance(call_id, str) and call_id else place
+        if key not in seen:
+            once.append(part)
+        seen.add(key)
+    return once
+
+
+def _argument_key(arguments: Any) -> bytes:
+    with suppress(TypeError, ValueError):
+        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return str(arguments).encode()
 
 
 def empty_completion(usage: Mapping[str, int | None], model: Any) -> bytes:

@@ -1,5 +1,6 @@
 """Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -137,6 +138,7 @@ def make_providers(settings: Settings, states: StrategyStates | None = None) -> 
     """Return a client per configured provider, the rule agents, and the strategies with the store of their states."""
 
     timing = AttemptTiming(settings.attempt_timeout_s)
+    servers: dict[str, asyncio.Semaphore] = {}
     addresses = {name: given.base_url for name, given in settings.providers.items() if given.base_url is not None}
 
     def make_shipped(name: str, configured: ProviderSettings) -> ProviderClient:
@@ -149,7 +151,9 @@ def make_providers(settings: Settings, states: StrategyStates | None = None) -> 
             return None
         name = "" if definition.key_variable is None else name_of_keys(definition.key_variable)
         keys = settings.providers.get(name, ProviderSettings(None, ())).keys
-        return ProviderClient(definition, ProviderAccess(keys, key_variable=definition.key_variable), timing)
+        access = ProviderAccess(keys, key_variable=definition.key_variable)
+        slots = definition.slots and servers.setdefault(definition.server, asyncio.Semaphore(definition.slots))
+        return ProviderClient(definition, access, timing, slots or None)
 
     clients = [make_shipped(name, given) for name, given in settings.providers.items() if name in PROVIDERS]
     return Providers(RuleProvider(), StrategyProvider(states), *clients, make=make)
@@ -169,11 +173,22 @@ def answer_tokens_min(model: Model) -> int:
 
 
 def answer_tokens_max(model: Model, default: int) -> int:
-    """Return the limit of an answer's tokens: the one set by the model's request fields, else the default."""
+    """Return the limit of an answer's tokens: that of request fields, else the default."""
+    return own_answer_limit(model) or default
+
+
+def own_answer_limit(model: Model) -> int | None:
+    """Return the limit of an answer's tokens that request fields set, those of the model's row first."""
     definition = definition_of(model)
-    fields = () if definition is None else PROTOCOLS[definition.protocol].limit_fields
-    own = (model.configuration.request.get(field) for field in fields)
-    return next((limit for limit in own if isinstance(limit, int) and limit > 0), default)
+    if definition is None:
+        return None
+    for request in (model.configuration.request, definition.request):
+        for fields in (request, request.get("generationConfig")):
+            for name in PROTOCOLS[definition.protocol].limit_fields:
+                limit = fields.get(name) if isinstance(fields, Mapping) else None
+                if isinstance(limit, int) and limit > 0:
+                    return limit
+    return None
 
 
 def highest_cost(model: Model, price: TokenPrice, input_tokens: int, output_tokens: int) -> Decimal:

@@ -70,6 +70,25 @@ FIELD_REFUSED: Final = re.compile(
     r"|unsupported",
     re.IGNORECASE,
 )
+CONTEXT_WORDS: Final = re.compile(
+    r"context[ _-]?(?:length|window|size|limit)|exceed_context|too many tokens|reduce the length|`inputs` tokens"
+    r"|(?:prompt|input|request|message)\w*\b[^.\n]{0,60}\btoo (?:long|large)|maximum (?:model|prompt|number of tokens)",
+    re.IGNORECASE,
+)
+CONTEXT_LIMITS: Final = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        r"(?:>|<=)\s*(\d{3,9})",
+        r"\b(?:max(?:imum)?|context|limit)\b[^\d>\n]{0,60}?\b(\d{3,9})\b",
+        r"\b(\d{3,9})\s+(?:tokens?\s+)?max",
+    )
+)
+"""How Anthropic and TGI, OpenAI with those after it (vLLM, llama.cpp, LM Studio, Gemini), and Mistral state a limit."""
+
+CONTEXT_FIELD: Final = re.compile(r'"n_ctx"\s*:\s*(\d{1,9})\b')
+
+CONTEXT_MIN: Final = 256
+
 NEAR: Final = 60
 """Maximum characters between a field's name and the words that refuse it."""
 
@@ -119,6 +138,22 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
                 return refused[0]
     # Each server has words of its own against `required`, and every model can be asked without the field.
     return "tool_choice" if "tool_choice" in fields and re.search(r"(?i)\btool[ _]choice\b", said) else None
+
+
+def context_limit(content: bytes, asked: int) -> int | None:
+    """Return the tokens of the context that an error says a request of `asked` tokens exceeds; 0: it does not say how
+    many, and None: the error is about something else. A limit that the request does not exceed explains nothing."""
+    said = _joined(_decoded(content))
+    if not CONTEXT_WORDS.search(said):
+        return None
+    of_llama = CONTEXT_FIELD.findall(content.decode(errors="replace"))
+    stated = (*of_llama, *(found for form in CONTEXT_LIMITS for found in form.findall(said)))
+    return next((tokens for tokens in map(int, stated) if CONTEXT_MIN <= tokens < asked), 0)
+
+
+def is_loading(content: bytes) -> bool:
+    """Return whether a server says that it is loading its model, as llama.cpp, TGI and LM Studio do."""
+    return re.search(r"(?i)\b(?:loading|load(?:ed)? yet|starting|warming up)\b", _joined(_decoded(content))) is not None
 
 
 def words_of(content: bytes) -> str:

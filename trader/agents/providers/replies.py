@@ -1,8 +1,7 @@
 """Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
-from trader.agents.providers.protocols import NATIVE
+from trader.agents.providers.protocols import NATIVE, parts_once
 
 CALLS_MAX = 16
 """Maximum tool calls taken from one answer."""
@@ -87,9 +86,9 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     message = msgspec.convert(sent, _ReplyMessage)
     requested = message.tool_calls or []
     if requested and NATIVE not in sent:
-        places = list(_places_once(requested))
-        sent = {**sent, "tool_calls": [sent["tool_calls"][place] for place in places]}
-        requested = [requested[place] for place in places]
+        names = "id", "name", "arguments"
+        once = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
+        sent, requested = {**sent, "tool_calls": once}, msgspec.convert(once, list[_Call])
     ids: set[str] = set()
     calls = tuple(
         ToolRequest(
@@ -136,24 +135,6 @@ def _text(content: Any) -> str | None:
         parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
         content = "".join(parts)
     return content or None if isinstance(content, str) else None
-
-
-def _places_once(calls: Sequence[_Call]) -> Iterator[int]:
-    """Yield the places of the calls, without those that repeat id, name and arguments: a gateway sent them twice."""
-    seen = set()
-    for place, call in enumerate(calls):
-        own = isinstance(call.id, str) and call.id
-        key = (own, str(call.function.name), _argument_key(call.function.arguments)) if own else place
-        if key not in seen:
-            yield place
-        seen.add(key)
-
-
-def _argument_key(arguments: Any) -> bytes:
-    with suppress(TypeError, ValueError):
-        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return str(arguments).encode()
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
@@ -213,6 +194,27 @@ def count_in(usage: Any, *path: str) -> int | None:
     for name in path:
         usage = usage.get(name) if isinstance(usage, dict) else None
     return usage if isinstance(usage, int) and not isinstance(usage, bool) and 0 <= usage < 10**12 else None
+
+
+CONTEXT_NAMES: Final = ("n_ctx", "max_model_len", "loaded_context_length", "context_length", "max_context_length")
+"""The fields in which llama.cpp, vLLM, LM Studio and Ollama state the length of a context, the effective one first."""
+
+
+def context_in(content: bytes, name: str) -> int | None:
+    """Return the length of a model's context in a server's properties or list of models; None if it is not there."""
+    try:
+        said = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    listed = (said.get("data") or said.get("models")) if isinstance(said, dict) else None
+    places = [said] if not isinstance(listed, list) else [each for each in listed if name in _names(each)]
+    settings = [each.get("default_generation_settings") for each in places if isinstance(each, dict)]
+    found = (count_in(each, field) for each in (*settings, *places) for field in CONTEXT_NAMES)
+    return next((tokens for tokens in found if tokens), None)
+
+
+def _names(listed: Any) -> list[Any]:
+    return [listed.get(key) for key in ("id", "name", "model")] if isinstance(listed, dict) else []
 
 
 def _output_tokens(usage: Mapping[str, Any]) -> int | None:

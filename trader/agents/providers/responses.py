@@ -17,6 +17,7 @@ from trader.agents.providers.protocols import (
     empty_completion,
     functions,
     native_parts,
+    parts_once,
 )
 from trader.agents.providers.replies import count_in
 
@@ -67,6 +68,7 @@ class ResponsesWire:
             "tool_choice": "auto",
             "temperature": turn.temperature,
             "stream": stream,
+            "prompt_cache_key": turn.model.id,
             "store": False,
             "include": ["reasoning.encrypted_content"],
             limit_field: turn.answer_tokens_max,
@@ -84,6 +86,11 @@ class ResponsesWire:
             return msgspec.json.encode({"error": error, "usage": counted})
         if not response.output:
             return empty_completion(counted, response.model)
+        response.output = parts_once(
+            response.output,
+            ("call_id", "name", "arguments"),
+            lambda item: item if item.get("type") == "function_call" else None,
+        )
         parts = [
             part
             for item in response.output

@@ -99,7 +99,7 @@ class Begun(msgspec.Struct):
 
     def __post_init__(self) -> None:
         """Refuse a view that a loaded strategy cannot ask for, which the service might be busy with for minutes."""
-        intervals, candles, series, fills = self.shown
+        intervals, candles, series, fills, _ = self.shown
         is_small = len(intervals) <= len(INTERVALS) and series == SERIES_SHOWN and 0 <= fills <= FILLS_MAX
         if not is_small or not 1 <= candles <= HISTORY_MAX:
             raise ValueError(f"it asks for {self.shown!s:.200}")

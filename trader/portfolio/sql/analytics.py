@@ -115,7 +115,13 @@ SELECT m.id AS model_id, e.ended_at, s.net_portfolio AS equity, c.*,
        c.finished + c.missed AS cycles_due,
        (SELECT min(f.created_at) FROM {FILLS_BY_HAND}
         AND f.created_at < coalesce($1::timestamptz, 'infinity')) AS manual_since,
-       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END AS declared
+       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END AS declared,
+       (SELECT count(*) = 3 AND coalesce(bool_and(i.ended_by = 'calls'), false) FROM (
+            SELECT ended_by FROM invocations
+            WHERE model_id = m.id AND status <> 'running' AND ended_by IS DISTINCT FROM 'interruption'
+              AND coalesce(entrant, 0) = coalesce(e.number, 0) AND started_at < coalesce($1, 'infinity')
+            ORDER BY started_at DESC LIMIT 3
+        ) i WHERE $2::integer IS NULL) AS is_in_vain  -- the rules of a season ($2) say what has a rank in it
 FROM models m
 JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
     AND r.started_at < coalesce($1::timestamptz, 'infinity')

@@ -9,6 +9,8 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from trader.agents.domain.rules.common import RuleAgent, cost_refusal, missing_history
 from trader.agents.domain.rules.sizing import Signal, entry_price
 from trader.agents.domain.view import ObservedMarket, ObservedStats, VariantLimits, View
@@ -94,6 +96,18 @@ def _confidence(length: int, released: int, momentum_atrs: float, above_atrs: fl
     return 48 + min(length, 20) + 10 * min(momentum_atrs, 1.5) - 3 * released - 4 * max(0.0, min(above_atrs, 8.0) - 3)
 
 
+def _stake(view: View, market: ObservedMarket, side: Side, atr: float) -> Signal:
+    entry = float(entry_price(market, side))
+    return Signal(
+        side=side,
+        stop=entry - side.direction * STOP_ATRS * atr,
+        target=entry + side.direction * TARGET_ATRS * atr,
+        lifetime=LIFETIME,
+        risk=risk(view.stats),
+        margin_risk=MARGIN_RISK,
+    )
+
+
 class Apex(RuleAgent):
     """The rule agent of the variant Apex."""
 
@@ -106,6 +120,9 @@ class Apex(RuleAgent):
         """Return whether indicators and price allow entering a market."""
         return not isinstance(release(indicators, price), str)
 
+    def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:
+        return None if indicators.atr is None else _stake(view, market, side, indicators.atr)
+
     def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
         released_squeeze = release(indicators, float(market.price))
         if isinstance(released_squeeze, str):
@@ -114,17 +131,11 @@ class Apex(RuleAgent):
         refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
         if refusal is not None:
             return f"{why}, but {refusal}"
-        entry = float(entry_price(market, side))
-        return Signal(
-            side=side,
-            stop=entry - side.direction * STOP_ATRS * atr,
-            target=entry + side.direction * TARGET_ATRS * atr,
-            lifetime=LIFETIME,
+        return replace(
+            _stake(view, market, side, atr),
             invalidation=(
                 f"The release fails: the price gives back {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) of the entry."
             ),
             confidence=_confidence(length, released, abs(momentum) / atr, above / atr),
-            risk=risk(view.stats),
-            margin_risk=MARGIN_RISK,
             why=why,
         )

@@ -10,12 +10,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from trader.agents.domain.rules.sizing import Room, Signal, room_of, sized
+from trader.agents.domain.rules.sizing import Entry, Room, Signal, entry_price, room_of, sized
 from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.agents.domain.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.core.money import divide, format_decimal, from_number
 from trader.exchange.domain.account import Position
+from trader.exchange.domain.orders import Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import INTERVALS, Interval
 
@@ -42,6 +43,10 @@ class Review(NamedTuple):
 
 class RuleAgent(Strategy, ABC):
     """Base class of the rule agents, which decide on the first of their intervals."""
+
+    @abstractmethod
+    def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:
+        """Return stop, target and risk of an entry on a side, whatever speaks for it; None: too little history."""
 
     @abstractmethod
     def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
@@ -88,6 +93,22 @@ class RuleAgent(Strategy, ABC):
                     decisions.append(order)
             reasons.append(f"{symbol}: {why}")
         return [*decisions, Holding(reason=("; ".join(reasons) or "no market has a price")[:4000])]
+
+    def entries(self, view: View) -> list[Entry]:
+        """Return the order that would open each market without a position, on either side, where one is possible."""
+        room, found = room_of(view, self.limits), []
+        for symbol, market in view.markets.items():
+            indicators = market.indicators.get(self.intervals[0])
+            if indicators is None or market.stale or view.position(symbol) is not None:
+                continue
+            for stake in filter(None, (self.stake(view, market, indicators, side) for side in Side)):
+                order = sized(view, self.limits, market, stake, room)
+                if not isinstance(order, str):
+                    entry = float(entry_price(market, stake.side))
+                    way = abs(entry - (stake.stop if stake.target is None else stake.target))
+                    cost = round(costs(view, market) / way, 3)
+                    found.append(Entry(symbol, stake.side, order.stop, order.quantity, order.leverage, cost))
+        return found
 
     def _entry(self, view: View, market: ObservedMarket, room: Room) -> tuple[CreatePosition | None, str, Room]:
         """Return the opening order (None for no entry), the reason, and the room left for the other markets."""
@@ -169,10 +190,15 @@ def _reversal_ban(market: ObservedMarket, limits: VariantLimits, signal: Signal)
 
 def cost_refusal(view: View, market: ObservedMarket, distance: float, share: float) -> str | None:
     """Return why a move of `distance` is not worth its costs: both taker fees plus the spread exceed `share` of it."""
-    costs = float(2 * view.account.taker_fee_rate * market.price + market.spread)
-    if costs <= share * distance:
+    cost = costs(view, market)
+    if cost <= share * distance:
         return None
-    return f"the move of {distance:.6g} is too small for costs of {costs:.6g} a unit"
+    return f"the move of {distance:.6g} is too small for costs of {cost:.6g} a unit"
+
+
+def costs(view: View, market: ObservedMarket) -> float:
+    """Return what it costs to open and close a unit at market: both taker fees plus the spread."""
+    return float(2 * view.account.taker_fee_rate * market.price + market.spread)
 
 
 def missing_history(**figures: float | bool | None) -> str:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.domain.rules.common import RuleAgent, cost_refusal, missing_history
 from trader.agents.domain.rules.sizing import Signal, entry_price
@@ -71,6 +72,11 @@ def stretch(price: float, indicators: Indicators, adx_max: float) -> Stretch | s
     return Stretch(Side.LONG if below else Side.SHORT, vwap, abs(away), deviations, rsi, adx)
 
 
+def _stake(market: ObservedMarket, side: Side, atr: float, vwap: float) -> Signal:
+    stop = float(entry_price(market, side)) - side.direction * STOP_ATRS * atr
+    return Signal(side=side, stop=stop, target=vwap, lifetime=LIFETIME, risk=RISK)
+
+
 class Contrarian(RuleAgent):
     """The rule agent of the variant Contrarian."""
 
@@ -83,6 +89,10 @@ class Contrarian(RuleAgent):
         """Return whether indicators and price allow entering a market."""
         return not isinstance(stretch(price, indicators, ADX_MAX), str)
 
+    def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:
+        atr, vwap = indicators.atr, indicators.vwap
+        return None if atr is None or vwap is None else _stake(market, side, atr, vwap)
+
     def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
         stretched = stretch(float(market.price), indicators, ADX_MAX)
         if isinstance(stretched, str):
@@ -93,14 +103,9 @@ class Contrarian(RuleAgent):
         refusal = cost_refusal(view, market, stretched.distance, COST_SHARE_MAX)
         if refusal is not None:
             return f"{stretched.why}, but {refusal}"
-        side = stretched.side
-        return Signal(
-            side=side,
-            stop=float(entry_price(market, side)) - side.direction * STOP_ATRS * atr,
-            target=stretched.vwap,
-            lifetime=LIFETIME,
+        return replace(
+            _stake(market, stretched.side, atr, stretched.vwap),
             invalidation=f"The range breaks: the price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) beyond the entry.",
             confidence=stretched.confidence,
-            risk=RISK,
             why=stretched.why,
         )

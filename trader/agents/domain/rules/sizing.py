@@ -18,16 +18,18 @@ HEADROOM: Final = Decimal("0.98")
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """An entry that a rule proposes. `risk` is the share of equity lost at the stop; `why` states the figures.
 
+    Without words and confidence, it is only what the rule would stake on a side.
+
     `margin_risk` is the share of its margin that the position may lose at the stop, and determines the leverage;
     None selects the lowest leverage that the free cash allows.
     """
 
     side: Side
     stop: float
-    invalidation: str
-    confidence: float
     risk: Decimal
-    why: str
+    invalidation: str = ""
+    confidence: float = 0.0
+    why: str = ""
     target: float | None = None
     lifetime: timedelta | None = None
     margin_risk: Decimal | None = None
@@ -39,6 +41,18 @@ class Room(NamedTuple):
     cash: Decimal
     notional: Decimal
     shares: int
+
+
+class Entry(NamedTuple):
+    """The order that would open a market on a side. `cost` is the share of the way to the target (without one, to the
+    stop) that both taker fees and the spread take."""
+
+    symbol: str
+    side: Side
+    stop: float
+    quantity: float
+    leverage: float
+    cost: float
 
 
 def room_of(view: View, limits: VariantLimits) -> Room:

@@ -9,6 +9,8 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
+from msgspec.structs import replace
+
 from trader.agents.domain.rules import contrarian, trendsurfer
 from trader.agents.domain.rules.common import (
     Held,
@@ -64,18 +66,19 @@ def _signal(
     refusal = cost_refusal(view, market, way, COST_SHARE_MAX)
     if refusal is not None:
         return f"{why}, but {refusal}"
-    drawdown = view.account.drawdown_percent
-    at_risk = risk(drawdown)
-    return Signal(
-        side=side,
-        stop=entry - side.direction * STOP_ATRS * atr,
-        target=target,
+    stake = _stake(view, market, side, atr, target)
+    return replace(
+        stake,
         invalidation=f"The price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) against the entry, or earns less than "
         "its risk within 24 h.",
         confidence=confidence,
-        risk=at_risk,
-        why=f"{why}, {100 * at_risk:.2f} % at risk in a drawdown of {drawdown:.1f} %",
+        why=f"{why}, {100 * stake.risk:.2f} % at risk in a drawdown of {view.account.drawdown_percent:.1f} %",
     )
+
+
+def _stake(view: View, market: ObservedMarket, side: Side, atr: float, target: float | None) -> Signal:
+    stop = float(entry_price(market, side)) - side.direction * STOP_ATRS * atr
+    return Signal(side=side, stop=stop, target=target, risk=risk(view.account.drawdown_percent))
 
 
 def _is_unearned(risk: Decimal | None, unrealized: Decimal) -> bool:
@@ -104,6 +107,14 @@ class Sovereign(RuleAgent):
         """Return whether to close a position: after 24 h, if it has not earned its risk."""
         position = held.position
         return held.now - position.opened_at >= PATIENCE and _is_unearned(position.risk, position.unrealized(held.mark))
+
+    def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:
+        adx, atr = indicators.adx, indicators.atr
+        if adx is None or atr is None or RANGE_ADX_MAX <= adx <= trendsurfer.ADX_MIN:
+            return None
+        if adx > trendsurfer.ADX_MIN:
+            return _stake(view, market, side, atr, None)
+        return None if indicators.vwap is None else _stake(view, market, side, atr, indicators.vwap)
 
     def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
         adx, atr = indicators.adx, indicators.atr

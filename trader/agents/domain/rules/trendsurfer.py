@@ -82,6 +82,10 @@ class Trendsurfer(RuleAgent):
         kijun, position = held.indicators.kijun_sen, held.position
         return kijun is not None and tightened(held.tick, position.side, position.exit_plan.stop, kijun) is not None
 
+    def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:
+        kijun = indicators.kijun_sen
+        return None if kijun is None else Signal(side=side, stop=kijun, risk=RISK)
+
     def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
         side = trend(indicators)
         if not isinstance(side, Side):
@@ -104,9 +108,9 @@ class Trendsurfer(RuleAgent):
         return Signal(
             side=side,
             stop=kijun,
+            risk=RISK,
             invalidation=f"The price comes back through the Kijun-Sen({kijun:.6g}), which the stop follows.",
             confidence=confidence(indicators),
-            risk=RISK,
             why=why,
         )
 
