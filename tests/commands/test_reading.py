@@ -1,6 +1,5 @@
 """The commands that read: their output for known rows, for people and for programs."""
 
-import asyncio
 import re
 import socket
 from datetime import timedelta
@@ -18,7 +17,6 @@ from support.seasons import add_season
 from support.served import make_health_app, served
 from support.service_parts import NAMES, ServiceParts
 from support.sinks import sinks
-from support.waiting import until
 
 from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
 from trader.agents.sql.models import upsert_model
@@ -391,9 +389,8 @@ async def test_recorded_checks_appear_in_the_metrics(rows: None, call: Call, dat
     assert (only.code, "isClean" in only.value) == (0, False)
     assert (await call("audit", "books", "--anchors", "x")).code == 2
     maintenance = Maintenance()
-    watching = asyncio.create_task(maintenance.watch(database))
-    await until(lambda: maintenance.runs)
-    watching.cancel()
+    async with database.connection() as conn:
+        await maintenance.read(conn)
     problems = {run.task: run.problems > 0 for run in maintenance.runs}
     assert problems == {"audit": True, "verify": False}
     async with database.connection() as conn:

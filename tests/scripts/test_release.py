@@ -154,7 +154,7 @@ def follow_the_document(folder: Path) -> None:
         unit = (units / "trader.service").read_text(encoding="utf-8").replace("/opt/trader", str(opt))
         (units / "trader.service").write_text(unit, encoding="utf-8")
         if shutil.which("systemd-analyze") is not None:
-            verify = ["systemd-analyze", "verify", "--man=no", units / "trader.service"]
+            verify = ["systemd-analyze", "verify", "--man=no", str(units / "trader.service")]
             assert subprocess.run(verify, capture_output=True, check=False).returncode == 0
         (command,) = re.findall(r"^ExecStart=(.+) --env-file", unit, re.MULTILINE)
         as_nobody = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
