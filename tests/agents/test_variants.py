@@ -182,16 +182,17 @@ def test_every_text_for_models_names_only_existing_things(variant: VariantId) ->
     assert {"leverageMax", "lastAction", "dayLossPercent", "stale"} <= set(re.findall(r"`([^`]*)`", told[0]))
 
 
-def test_each_model_has_a_constant_color_near_its_variants_color() -> None:
+def test_each_model_has_a_constant_color_near_its_variants_that_means_neither_gain_nor_loss() -> None:
     models = [make_model(f"m{number}", variant) for number in range(50) for variant in VariantId]
     colors = [variants.color_of(model) for model in models]
     assert colors == [variants.color_of(model) for model in models]
     assert len(set(colors)) > 190
     for model, color in zip(models, colors, strict=True):
-        hues = [
-            colorsys.rgb_to_hls(*(int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
+        hue, own = (
+            360 * colorsys.rgb_to_hls(*(int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
             for shade in (color, variants.VARIANTS[model.variant].color)
-        ]
-        assert min((hues[0] - hues[1]) % 1, (hues[1] - hues[0]) % 1) < 0.07
+        )
+        assert abs(hue - own) < 45
+        assert 28 < hue < 66 or 174 < hue < 342, "neither the red of losses nor the green of gains"
     chosen = msgspec.structs.replace(models[0], configuration=ModelConfiguration(color="#123456"))
     assert variants.color_of(chosen) == "#123456"

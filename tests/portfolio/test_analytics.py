@@ -461,7 +461,7 @@ def test_no_trades_have_no_figures() -> None:
 
 
 def test_a_win_without_losses_is_unbounded() -> None:
-    trade = RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR, Cause.ORDER)
+    trade = RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR, Cause.ORDER, Decimal(1))
     assert figures_of_trades([trade]).profit_factor == math.inf
 
 

@@ -23,9 +23,13 @@ from trader.agents.domain.view import VariantLimits
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import Interval
 
-_HUE_SPREAD: Final = 40 / 360
-_LIGHTNESS_SPREAD: Final = 0.3
-"""Maximum distance between the colors of a variant's models: in turns of hue, and in lightness."""
+_HUES: Final[Mapping[VariantId, tuple[int, int]]] = {
+    VariantId.APEX: (240, 292),
+    VariantId.TRENDSURFER: (176, 230),
+    VariantId.CONTRARIAN: (304, 340),
+    VariantId.SOVEREIGN: (30, 64),
+}
+"""The hues of each variant's models, in degrees, beside its own color: none is the green of gains or the red of losses."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,15 +136,13 @@ def temperature_of(model: Model) -> float:
 
 
 def color_of(model: Model) -> str:
-    """Return a model's color: the configured one, or one derived from its id near its variant's hue."""
+    """Return a model's color: the configured one, or one derived from its id within its variant's hues."""
     return model.configuration.color or _derived_color(model.id, model.variant)
 
 
 @lru_cache(maxsize=4096)
 def _derived_color(model_id: str, variant: VariantId) -> str:
-    base = VARIANTS[variant].color
-    hue, lightness, saturation = colorsys.rgb_to_hls(*(int(base[at : at + 2], 16) / 255 for at in (1, 3, 5)))
-    digest = hashlib.sha256(model_id.encode()).digest()
-    turned = (hue + (digest[0] / 255 - 0.5) * _HUE_SPREAD) % 1
-    shade = min(0.75, max(0.3, lightness + (digest[1] / 255 - 0.5) * _LIGHTNESS_SPREAD))
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(turned, shade, saturation))
+    low, high = _HUES[variant]
+    hue, lightness, *_ = (byte / 255 for byte in hashlib.sha256(model_id.encode()).digest())
+    parts = colorsys.hls_to_rgb((low + hue * (high - low)) / 360, 0.4 + 0.28 * lightness, 0.75)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 
-from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
+from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord, joint_id, joint_name, joint_record
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import Clock, floor_time, iso
@@ -55,11 +55,12 @@ class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None for the current entrant.
 
     `statement`, `trades` and `losing_trades` cover the window. `comparisons` hold the verdicts on all hours, for
-    replicates on their mean. `attempt` is the number of the run. `before` is the evidence by the rules at the start of
-    a season, before a later amendment.
+    replicates on their mean; `models` are all of these, `model` and `account` of the first. `attempt` is the number of
+    the run. `before` is the evidence by the rules at the start of a season, before a later amendment.
     """
 
     model: Model
+    models: Sequence[Model]
     record: EntrantRecord
     started_at: datetime
     ended_at: datetime | None
@@ -76,6 +77,14 @@ class EntrantEvidence(NamedTuple):
     age_hours: int
     off_board: str | None
     before: "EntrantEvidence | None" = None
+
+    @property
+    def id(self) -> str:
+        return joint_id(self.models, self.record)
+
+    @property
+    def name(self) -> str:
+        return joint_name(self.models)
 
 
 class BoardResolution(NamedTuple):
@@ -188,7 +197,7 @@ class _Judged(NamedTuple):
 
 
 _Found = tuple[str | None, list[tuple[_Judged, EntrantEvidence]], Verdict | None]
-"""The key of the best entrant, the shown entrants, and the verdict of the primary comparison."""
+"""The id of the best entrant, the shown entrants, and the verdict of the primary comparison."""
 
 
 class _Part:
@@ -318,7 +327,7 @@ async def make_report(field: Field, since: datetime | None = None, model_id: str
     held = None if market is None else market.returns(until)
     return EvidenceReport(
         until=until,
-        best=None if best is None else best.rpartition("#")[0],
+        best=best,
         entrants=shown,
         contenders=contenders,
         season=season,
@@ -417,7 +426,8 @@ def _judge(
     ]
     rule = rules.primary
     primary = None if rule is None else _primary(rule, list(groups.values()), baselines, rules.hours)
-    return board.best, found, primary
+    ids = {group[0].key: evidence.id for (_, group), (_, evidence) in zip(shown, found, strict=True)}
+    return None if board.best is None else ids.get(board.best), found, primary
 
 
 def _not_compared(until: datetime, reason: str) -> PairEvidence:
@@ -492,7 +502,8 @@ def _evidence(
     period, key = judged.period, group[0].key
     return EntrantEvidence(
         model=judged.model,
-        record=judged.record,
+        models=[each.model for each in group],
+        record=joint_record([each.record for each in group]),
         started_at=period.started_at,
         ended_at=period.entrant.ended_at,
         statement=statement,

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from trader.agents.domain.entrants import EntrantRecord
+from trader.agents.domain.entrants import EntrantRecord, joint_id, joint_name, joint_record
 from trader.agents.domain.models import Model
 from trader.core import statistics
 from trader.core.clock import floor_time
@@ -113,19 +113,20 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Return the id of its account; for replicates their fingerprint, since no account has their means."""
-        return self.model.id if self.replicates is None else self.record.fingerprint or self.model.id
+        return joint_id(self.models, self.record)
 
     @property
     def name(self) -> str:
-        """Return the name of its model; for replicates what their names have in common, and how many they are."""
-        names = [model.name for model in self.models]
-        base = names[0].rstrip("0123456789").rstrip(" -")
-        return names[0] if len(names) == 1 else f"{base or names[0]} (mean of {len(names)})"
+        return joint_name(self.models)
 
     @property
     def trades_count(self) -> int:
         return len(self.closed)
+
+    @property
+    def fees(self) -> Decimal:
+        """Return the fees of its completed trades, for replicates the mean."""
+        return divide(sum((trade.fees for trade in self.closed), ZERO), Decimal(len(self.models)))
 
     @property
     def best_trade(self) -> RunTrade | None:
@@ -231,18 +232,9 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
     returns = [entry.pnl_percent for entry in group if entry.pnl_percent is not None]
     costs = [entry.cost_usd for entry in group if entry.cost_usd is not None]
     cost_usd = sum(costs, ZERO) if len(costs) == len(group) else None
-    began = [entry.record.began_at for entry in group if entry.record.began_at is not None]
     return LeaderboardEntry(
         model=group[0].model,
-        record=EntrantRecord(
-            number=group[0].record.number,
-            fingerprint=group[0].record.fingerprint,
-            began_at=max(began, default=None),
-            cycles_decided=sum(entry.record.cycles_decided for entry in group),
-            cycles_due=sum(entry.record.cycles_due for entry in group),
-            declared=group[0].record.declared,
-            is_in_vain=any(entry.record.is_in_vain for entry in group),
-        ),
+        record=joint_record([entry.record for entry in group]),
         pnl_percent=fmean(returns) if len(returns) == len(group) else None,
         pnl_absolute=_mean(group, lambda entry: entry.pnl_absolute),
         max_drawdown=fmean(entry.max_drawdown for entry in group),

@@ -189,5 +189,5 @@ def _evidence(season: SeasonReport, report: EvidenceReport) -> dict[str, Any]:
     ]
     return {
         "evidence": GetEvidenceOutput.of("run", report._replace(entrants=shown)),
-        "colors": {entrant.model.id: color_of(entrant.model) for entrant in report.entrants},
+        "colors": {entrant.id: color_of(entrant.model) for entrant in report.entrants},
     }

@@ -67,7 +67,7 @@
   await drawn()
   const pane = market.querySelector('canvas').getBoundingClientRect() // without the axes, whose labels have the colours of candles
   const picture = pictureOf(market, pane)
-  const [gain, loss] = ['#07794f', '#c4243c']
+  const [gain, loss] = ['#07794f', '#bf2f12']
   const rows = Array.from({ length: picture.height }, (_, y) => y)
   const market_ = {
     candles: candlesIn(picture, [gain, loss]),
@@ -101,7 +101,7 @@
   document.documentElement.dataset.theme = 'dark'
   await drawn()
   await drawn()
-  alone.dark = dashesIn(pictureOf(phone, place), '#ff7387').length
+  alone.dark = dashesIn(pictureOf(phone, place), '#ff7d61').length
   document.documentElement.dataset.theme = 'light'
   await drawn()
 

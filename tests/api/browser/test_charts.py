@@ -14,7 +14,7 @@ from support.process import ServiceProcess
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="session")]
 
 SCRIPT = Path(__file__).with_name("charts.mjs").read_text(encoding="utf-8")
-GAIN, LOSS = "#07794f", "#c4243c"
+GAIN, LOSS = "#07794f", "#bf2f12"
 BARS = [(100, 130, 90, 120), (120, 125, 80, 95), (95, 140, 95, 140), (140, 150, 105, 110), (110, 112, 70, 75)]
 """Open, high, low and close."""
 

@@ -11,7 +11,6 @@ Object.assign(globalThis, {
 })
 const { openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
-const { identityOf, neutral } = await import(`${folder}/colors.js`)
 const { sentenceOf, summaryOf } = await import(`${folder}/evidence.js`)
 const { leadsOf } = await import(`${folder}/feed.js`)
 const { compare } = await import(`${folder}/order.js`)
@@ -90,8 +89,6 @@ console.log(JSON.stringify({
   starting: textOf('connecting', {}),
   scales: [scaleOf([2, -4], [-6, 5, -3, 900]), scaleOf([0.1], [-5, 6]), scaleOf([null])],
   names: ['Model 10', 'model 2', null, 'Ada'].sort(compare),
-  identities: Array.from({ length: 36 }, (_, place) => identityOf(place)),
-  neutral: ['#e11d48', '#06b6d4', '#eab308', '#a855f7', '#22c55e', '#8a93a3'].map(neutral),
   leads: leadsOf({ times: ['1', '2', '3', '4', '5', '6'], models: [
     { id: 'a', name: 'A', values: [100, 105, 110, 100, 120, 121] },
     { id: 'b', name: 'B', values: [50, 50, 50, 51, 70, 71] },

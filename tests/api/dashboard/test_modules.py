@@ -1,9 +1,7 @@
 """The modules of the page without a browser: new records, a silent connection, and the messages about it."""
 
-import colorsys
 import csv
 import io
-import itertools
 import json
 import shutil
 import subprocess
@@ -150,26 +148,6 @@ def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str
         ["'=1+1", "-3.5", "'-3.5+cmd"],
         ["'＝1", "+1e-7", "-Infinity"],
     ]
-
-
-def hue_of(color: str) -> float:
-    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return 360 * colorsys.rgb_to_hls(red, green, blue)[0]
-
-
-def distance(one: str, other: str) -> float:
-    return sum(abs(int(one[at : at + 2], 16) - int(other[at : at + 2], 16)) for at in (1, 3, 5))
-
-
-def test_identities_are_apart_and_mean_neither_gain_nor_loss(seen: dict[str, Any]) -> None:
-    identities = seen["identities"]
-    assert len(set(identities)) == len(identities)
-    assert min(itertools.starmap(distance, itertools.combinations(identities[:12], 2))) > 60
-    for color in (*identities, *seen["neutral"][:5]):
-        assert 15 <= hue_of(color) <= 90 or 175 <= hue_of(color) <= 333, color
-    rose, cyan, yellow, violet, _, gray = seen["neutral"]
-    assert (cyan, yellow, violet, gray) == ("#06b6d4", "#eab308", "#a855f7", "#8a93a3"), "the others stay"
-    assert rose != "#e11d48"
 
 
 def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:

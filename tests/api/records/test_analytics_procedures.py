@@ -193,10 +193,13 @@ async def test_leaderboard(call: Call) -> None:
             "trainingCutoff": None,
             "contamination": "unknown",
             "owner": None,
+            "fees": first["details"]["fees"],
             "costUsd": 0,
             "netAfterCost": first["pnlAbsolute"],
         },
     }
+    fees = [each["fees"] for each in (await call("trading.getTrades", modelId="ax"))["trades"]]
+    assert first["details"]["fees"] == sum(fees) > 0
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
     assert (second["rank"], second["modelId"], second["ci95"]) == (None, "so", None)
     for entry in answer["entries"]:

@@ -1,7 +1,7 @@
 """Entrants: models in one configuration each, and the fingerprint that identifies a configuration."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -72,6 +72,27 @@ class EntrantRecord(msgspec.Struct, frozen=True):
 
 NO_RECORD: Final = EntrantRecord(0, None, None, 0, 0)
 """The record of a model that was never invoked."""
+
+
+def joint_record(records: Sequence[EntrantRecord]) -> EntrantRecord:
+    """Return the record of replicates together, with the cycles of all of them."""
+    return records[0] if len(records) == 1 else msgspec.structs.replace(
+        records[0],
+        began_at=max((each.began_at for each in records if each.began_at is not None), default=None),
+        cycles_decided=sum(each.cycles_decided for each in records),
+        cycles_due=sum(each.cycles_due for each in records),
+    )
+
+
+def joint_id(models: Sequence[Model], record: EntrantRecord) -> str:
+    """Return the id of an entrant's account; for replicates their fingerprint, since no account has their means."""
+    return models[0].id if len(models) == 1 else record.fingerprint or models[0].id
+
+
+def joint_name(models: Sequence[Model]) -> str:
+    """Return the name of an entrant's model; for replicates what their names have in common, and how many they are."""
+    name = models[0].name
+    return name if len(models) == 1 else f"{name.rstrip('0123456789').rstrip(' -') or name} (mean of {len(models)})"
 
 
 class ServiceConditions(NamedTuple):

@@ -269,7 +269,7 @@ async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation
     return None if row is None else Invocation(**row)
 
 
-TurnOutcome = Literal["acted", "refused"]
+TurnOutcome = Literal["acted", "refused", "failed"]
 
 HAS_OUTCOME = """
     ($1::text IS NULL
@@ -277,9 +277,10 @@ HAS_OUTCOME = """
          SELECT FROM tool_calls t
          WHERE t.invocation_id = invocations.id AND t.type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN'))
      OR $1 = 'refused' AND (status <> 'completed' OR EXISTS (
-         SELECT FROM tool_calls t WHERE t.invocation_id = invocations.id AND t.status <> 'ok')))
+         SELECT FROM tool_calls t WHERE t.invocation_id = invocations.id AND t.status <> 'ok'))
+     OR $1 = 'failed' AND (status <> 'completed' OR failed_tool_calls > 0))
 """
-"""Which `invocations` tried to change their account, or failed or had a call refused; null: all."""
+"""Which `invocations` tried to change their account, failed or had a call refused, or failed or had one fail; null: all."""
 
 SELECT_INVOCATIONS = f"""
 SELECT {INVOCATION_COLUMNS} FROM invocations

@@ -123,8 +123,8 @@ class LeaderboardDetails(Wire, kw_only=True):
     `withinMinute` counts the trades of `tradesCount` that were held for less than a minute: in a replay of candles
     their results depend on drawn prices.
 
-    `costUsd` is the cost of the model's invocations within the window (for replicates the mean), null if no provider
-    reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
+    `fees` are those of the trades of `tradesCount`, and `costUsd` is the cost of the model's invocations within the window
+    (for replicates the means): null if no provider reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
     """
 
     ci95_reason: Annotated[str | None, From("evidence.reason")]
@@ -138,6 +138,7 @@ class LeaderboardDetails(Wire, kw_only=True):
     training_cutoff: Annotated[str | None, From("model.configuration.training_cutoff")]
     contamination: Contamination
     owner: Annotated[str | None, From("model.configuration.owner")]
+    fees: Decimal
     cost_usd: Decimal | None
     net_after_cost: Decimal | None
     declared: Annotated[DeclaredView | UnsetType, From("record.declared")] = UNSET
@@ -291,7 +292,7 @@ class GetFailuresOutput(PageOutput, kw_only=True):
 class GetTradeTotalsInput(TradeFilterInput, kw_only=True):
     """A week is named by its Monday; trades count on the day or week of their close."""
 
-    by: Literal["day", "week", "market", "side", "reason"]
+    by: Literal["day", "week", "market", "side", "reason", "model"]
 
 
 class TradeTotalsRow(Wire, kw_only=True):

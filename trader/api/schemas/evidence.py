@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Annotated, Final
 
 from trader.agents.domain.models import Contamination, contamination
-from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates
+from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, ids_of
 from trader.api.schemas.common import UNSET, From, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.seasons import SeasonView
@@ -200,14 +200,15 @@ class EntrantRow(Wire, kw_only=True):
     reflects a loss that has not occurred. `coverage` is the share of due cycles that it decided, in percent; below 95
     it is not `ranked`. `amongBest` says whether it is indistinguishable from the best entrant, and `rank` gives its
     possible places; null if it is excluded from the board, for the reason `offBoard`. `ageHours` counts all its whole
-    hours, and `account` covers the whole history of the account. Replicates share the row of the first of them, with
-    combined figures; `account` is its own. `replicates` is present if several models share one configuration.
+    hours, and `account` covers the whole history of the account. Replicates share a row with combined figures, whose
+    `modelId` is their fingerprint; `modelIds` are all of them, and `account` is of the first. `replicates` is present if several models share one configuration.
     `contamination` says whether the whole part is after the model's training cutoff (`trainingCutoff`, from the models
     file). `declared` is the external agent's declaration at that time.
     """
 
-    model_id: Annotated[str, From("model.id")]
-    model_name: Annotated[str, From("model.name")]
+    model_id: Annotated[str, From("id")]
+    model_name: Annotated[str, From("name")]
+    model_ids: Annotated[list[str], From("models", ids_of)]
     variant: Annotated[VariantId, From("model.variant")]
     entrant: Annotated[int, From("record.number")]
     run_number: Annotated[int, From("attempt")]
@@ -279,7 +280,7 @@ class GetEvidenceOutput(Wire, kw_only=True):
     @classmethod
     def of(cls, window: RunWindow, report: EvidenceReport) -> "GetEvidenceOutput":
         rule = None if report.season is None else report.season.rules.primary
-        first = {each.model.id for each in report.entrants if each.rank is not None and each.rank.last == 1}
+        first = {each.id for each in report.entrants if each.rank is not None and each.rank.last == 1}
         return cls.from_attributes(
             report,
             window=window,

@@ -86,8 +86,8 @@ class GetModelsOutput(Wire, kw_only=True):
 
 
 class GetInvocationsInput(PageInput, kw_only=True):
-    """`outcome` selects the runs that tried to change their account, or those that failed or had a call refused;
-    `invocationId` a single one."""
+    """`outcome` selects the runs that tried to change their account, those that failed or had a call refused, or those
+    that failed or had a call fail; `invocationId` a single one."""
 
     model_id: str | UnsetType = UNSET
     variant: VariantFilter = "all"

@@ -160,6 +160,7 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     opened_at: datetime
     closed_at: datetime
     close_reason: Cause
+    fees: Decimal
 
     @classmethod
     def of(cls, trade: Trade) -> "RunTrade":
@@ -174,7 +175,7 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG' AS is_long, o.confidence, o.opened_at,
-       o.closed_at, o.close_reason
+       o.closed_at, o.close_reason, o.fees
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w

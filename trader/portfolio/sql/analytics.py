@@ -179,6 +179,7 @@ SELECT CASE $5::text
            WHEN 'week' THEN to_char(date_trunc('week', o.closed_at AT TIME ZONE 'UTC'), 'YYYY-MM-DD')
            WHEN 'market' THEN o.symbol
            WHEN 'side' THEN o.side
+           WHEN 'model' THEN m.id
            ELSE o.close_reason
        END AS key,
        count(*) AS trades, count(*) FILTER (WHERE o.net_pnl > 0) AS won, sum(o.gross_pnl) AS gross_pnl,
@@ -195,7 +196,7 @@ ORDER BY key
 async def select_trade_totals(
     conn: Connection, by: str, model_id: str | None, variant: VariantId | None, chosen: TradeFilter
 ) -> list[TradeTotals]:
-    """Return the chosen trades of current runs by `day`, `week`, `market`, `side` or `reason`, ascending."""
+    """Return the chosen trades of current runs by `day`, `week`, `market`, `side`, `reason` or `model`, ascending."""
     return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, *chosen, by, model_id, variant)]
 
 

@@ -2,19 +2,21 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
 import { ModelsPage } from './all_models.js'
-import { readAnswerAhead, useAnswer } from './answers.js'
+import { operatorToken, readAnswerAhead } from './answers.js'
 import { ConversationPage, Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { ComparePage } from './compare.js'
 import { readCurvesAhead } from './curves.js'
-import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
+import { clock, isLocalTime, switchTimes } from './format.js'
 import { html, render, useEffect, useRef, useState } from './lib.js'
-import { MarketPage, PRICES_MS } from './market.js'
+import { MarketPage } from './market.js'
 import { ModelPage } from './model.js'
 import { useModels } from './models.js'
 import { OperatorPage } from './operator.js'
 import { Overview } from './overview.js'
 import { connect, useLive } from './store.js'
+import { Share } from './share.js'
+import { Demo, Prices } from './strip.js'
 import { SystemPage, useStatus } from './system.js'
 import { TradePage } from './trade.js'
 import { PositionsPage, TradeTotals, Trades } from './trades.js'
@@ -28,7 +30,7 @@ const PAGES = [
   ['conversations', 'Conversations'],
   ['system', 'System'],
 ]
-const { demo, mode, market, public: isPublic, version } = document.body.dataset
+const { mode, version } = document.body.dataset
 
 const ICON = new URL('icon.svg', import.meta.url).href
 const restoreScroll = keepScroll()
@@ -66,15 +68,12 @@ function App() {
     <main id="content" tabindex="-1">
       ${!route.id && html`<h1 class="visually-hidden">${title}</h1>`}
       <${Banners} />
-      <${Prices} />
+      ${route.page !== '' && html`<${Demo} />`}
       <${Page} key=${`${route.page}/${route.id}`} route=${route} />
     </main>
     <footer class="page"><span>trader ${version}</span><button class="button" type="button"
       onClick=${switchTimes}>${isLocalTime() ? 'Times are local: show UTC' : 'Times are UTC: show local'}</button>
-      <button class="button" type="button" onClick=${event =>
-        navigator.clipboard?.writeText(location.href).then(() => {
-          event.target.textContent = 'Link copied'
-        })}>Copy link</button>
+      <a href="#/operator">${operatorToken() ? 'Operator' : 'Stop trading'}</a>
       <a href="/api/docs">API reference</a>
       <span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
@@ -111,7 +110,7 @@ function Top({ route }) {
       ([page, name]) => html`<a key=${page} href=${`#/${page}`}
       aria-current=${page === route.page || (page === 'models' && ['variants', 'compare'].includes(route.page)) ? 'page' : undefined}>${name}</a>`,
     )}</nav>
-    <div class="right"><${Prices} /><${Status} />
+    <div class="right">${route.page !== '' && html`<${Prices} hasLines=${false} />`}<${Status} /><${Share} route=${route} />
       <button class="icon" type="button" aria-label="Light or dark" title="Light or dark (t)" onClick=${switchScheme}>
         <svg viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6" fill="none" stroke="currentColor"
           stroke-width="1.5"></circle><path d="M8 2a6 6 0 010 12z" fill="currentColor"></path></svg></button></div>
@@ -138,42 +137,12 @@ function Status() {
     <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
 }
 
-function Prices() {
-  const entry = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
-  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(
-    row => html`
-    <a key=${row.symbol} href=${`#/markets/${row.symbol}`} title=${row.message ?? ''}
-      class=${row.message ? 'warn' : ''}><b>${row.symbol}</b>${price(row.price)}${
-        row.change24hPercent != null
-          ? html` <span class=${`small ${tone(row.change24hPercent)}`}>${signedPercent(row.change24hPercent)}</span>`
-          : ''
-      }</a>`,
-  )}</div>`
-}
-
 function Banners() {
-  const known = useModels()
   const { troubles } = useStatus()
   return html`<div class="banners" role="alert">${troubles.map(
     one => html`<p key=${one.text}
     class=${`notice ${one.kind}`}>${one.text}</p>`,
-  )}</div>
-    ${demo !== 'off' && html`<p class="notice">${demoOf(known)}</p>`}
-    ${
-      isPublic === 'on' &&
-      html`<p
-      class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`
-    }`
-}
-
-/** What is traded in a demo, in words. */
-function demoOf({ models }) {
-  const who = models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'
-  const where = {
-    synthetic: 'a synthetic market; no price here is real, and no money',
-    replay: 'recorded prices, on paper',
-  }
-  return `Demo: ${who} trade ${where[market] ?? 'on paper'}.`
+  )}</div>`
 }
 
 function switchScheme() {

@@ -17,8 +17,9 @@ import {
 import { compareHref } from './compare.js'
 import { isolated, number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, distinctName, useModels } from './models.js'
+import { WINDOWS, distinctName, serviceNow, useModels } from './models.js'
 
+const [HOUR_MS, DAY_MS] = [3_600_000, 86_400_000]
 const UNDECIDED = 'not distinguishable yet'
 
 /** Why an entry has no rank. */
@@ -73,11 +74,12 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
               html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
             }`,
     },
-    !isCompact && {
+    {
       key: 'variant',
+      isSaved: isCompact,
       title: 'Variant',
       isText: true,
-      className: 'narrow-hide wide',
+      className: 'wide',
       by: one => one.variant,
       cell: one => html`<${VariantName} variant=${one.variant} />`,
     },
@@ -94,6 +96,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'interval',
       title: '95 % interval, one look',
       isText: true,
+      className: 'mid',
       by: one => one.ci95?.low,
       csv: one => ({ '95 % low, %': one.ci95?.low, '95 % high, %': one.ci95?.high }),
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least}
@@ -104,13 +107,14 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'verdict',
       title: 'Against the next',
       isText: true,
+      className: 'mid',
       by: one => one.details.verdict?.below?.verdict,
       cell: one => html`<${Verdict} found=${one.details.verdict?.below} entries=${entries} />`,
     },
     {
       key: 'drawdown',
       title: 'Drawdown',
-      className: isCompact ? 'wide' : '',
+      className: isCompact ? 'wide' : 'mid',
       by: one => one.maxDrawdown,
       csv: one => ({ 'Drawdown, %': one.maxDrawdown }),
       cell: one => percent(one.maxDrawdown),
@@ -118,7 +122,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'coverage',
       title: 'Coverage',
-      className: 'narrow-hide wide',
+      className: 'wide',
       by: one => one.details.coverage,
       csv: one => ({ 'Coverage, %': one.details.coverage }),
       cell: one => percent(one.details.coverage),
@@ -126,17 +130,27 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'trades',
       title: 'Trades',
+      className: 'mid',
       by: one => one.tradesCount,
       cell: one =>
         html`<span title=${`${whole(one.tradesCount)} of all replicates`}>${number(one.tradesCount / one.replicates, Number.isInteger(one.tradesCount / one.replicates) ? 0 : 1)}</span>`,
     },
-    !isCompact && {
+    {
+      key: 'fees',
+      title: 'Fees',
+      className: 'mid',
+      by: one => one.details.fees,
+      cell: one => html`<span title="of the trades completed in this window">${number(one.details.fees)}</span>`,
+    },
+    {
       key: 'cost',
+      isSaved: isCompact,
       title: 'Model cost',
-      className: 'narrow-hide',
+      className: 'mid',
       by: one => one.details.costUsd,
-      csv: one => ({ 'Model cost, USD': one.details.costUsd }),
-      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>`,
+      csv: one => ({ 'Model cost, USD': one.details.costUsd, 'Model cost a day, USD': costADay(one) }),
+      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>
+        <span class="sub">${costADay(one) == null ? '' : `${number(costADay(one))} a day`}</span>`,
     },
     {
       key: 'net',
@@ -144,10 +158,11 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       by: one => one.details.netAfterCost,
       cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
     },
-    !isCompact && {
+    {
       key: 'equity',
+      isSaved: isCompact,
       title: 'Equity',
-      className: hasUnranked ? 'wide' : '', // the first column takes its room
+      className: hasUnranked || isCompact ? 'wide' : 'mid', // the first column takes its room
       by: one => one.endValue,
       cell: one => number(one.endValue),
     },
@@ -201,6 +216,10 @@ function Verdict({ found, entries }) {
   return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`}
     title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict === UNDECIDED ? 'cannot tell yet' : found.verdict}</span>`
 }
+
+/** What the models of a row cost a day, in USD; null if it is unknown. */
+const costADay = ({ since, details: { costUsd } }) =>
+  costUsd == null || !since ? null : costUsd / Math.max(HOUR_MS / DAY_MS, (serviceNow() - Date.parse(since)) / DAY_MS)
 
 /** What the models of a row cost, in words. */
 const costOf = ({ costUsd, replicates }) =>

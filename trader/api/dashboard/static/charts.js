@@ -1,21 +1,26 @@
 // @ts-check
-// Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair.
+// Charts of the dashboard and of the reports, drawn by uPlot: lines over time, their names at their ends, and a cursor.
 import { inkOn, inks, onGround, onScheme } from './colors.js'
-import { clock, day } from './format.js'
+import { ZONE, clock, day } from './format.js'
 
 const uPlot = globalThis.uPlot
 const THIN = 1.25
 export const THICK = 2
 const DIMMED = '66'
+const FAINT = '26'
 
 const LIFT_PX = 24
-const ENDS_FROM_PX = 700
-const ENDS_PX = 164
-const ENDS_MAX = 14
-const NAME_PX = ENDS_PX - 16 // beside the badge
-const MARK_PX = 10
+export const ENDS_MAX = 14
+export const BEST = 5
+export const WORST = 3
+const BADGE_PX = 16
+const MARK_PX = 12
 const ZOOM_PX = 6
 const FIRST_LABEL_PX = 20 // half of a time below the left edge
+const PADDING = 0.06
+
+const axisRoom = width => (width < 480 ? 46 : 54)
+const endsRoom = width => (width < 480 ? 108 : width < 560 ? 140 : 176)
 
 export function axes(show, width, height) {
   const { grid, text } = inks()
@@ -26,7 +31,7 @@ export function axes(show, width, height) {
     {
       ...shared,
       side: 1,
-      size: width < 480 ? 52 : 62,
+      size: axisRoom(width),
       space: Math.min(34, height / 5),
       gap: 6,
       values: (_, marks, axis, space, step) => marks.map(mark => show(mark, placesOf(step))),
@@ -43,16 +48,16 @@ function timeMarks(marks) {
 }
 
 /**
- * Draw lines over time in `host`. `series` are {name, color, isMain, isDimmed, isHidden}, `values` one list for each.
+ * Draw lines over time in `host`. `series` are {name, color, isMain, isDimmed, isFaint, isUnnamed}, `values` one list for
+ * each.
  *
  * `options`:
- * - `show(value, places)` writes a value, on the axis with the places that its marks need
- * - `height`; `fill` fills below the line; `span` is the minimum extent of the axis; `limits(low, high)` bound the axis
- *   so that it does not follow outliers; `sync` is the key that charts with a common crosshair share
- * - `ends` writes badge, name and value at the end of each line (false leaves the room for them); a series with `marks`,
- *   [{at, value, kind, href}], has them drawn as links; `notes()` are moments to mark for all
- * - `onCursor(index or null)` hears where the crosshair is; `lifts` dims the others while the pointer is near a line;
- *   `onZoom(from, to, isLatest)` hears of a range that a drag chose, and without one of a double click
+ * - `show(value, places)` writes a value on the axis, with the places that its marks need; `write(value)` in full
+ * - `height`, by default that of the host; `span` is the minimum extent of the axis; `limits(low, high)` bound the axis so
+ *   that it does not follow outliers; `top` is its end
+ * - `ends` writes badge, name and value at the ends of lines; a series with `marks`, [{at, value, kind, href}], has them
+ *   drawn as links; `notes()` are moments to mark for all; the first of two `isBand` series begins a band
+ * - `onZoom(from, to, isLatest)` hears of a range that a drag or a cluster of marks chose, and without one of a double click
  *
  * Returns {update, move, destroy}.
  */
@@ -60,70 +65,56 @@ export function timeChart(host, times, series, values, options) {
   let data = [times, ...values]
   let shown = series
   let chart = null
+  const write = options.write ?? options.show
+  const sizeOf = () => ({
+    width: Math.max(240, host.clientWidth),
+    height: options.height ?? Math.max(140, host.clientHeight),
+  })
 
   function build() {
     chart?.destroy()
-    const width = Math.max(240, host.clientWidth)
+    const { width, height } = sizeOf()
     chart = new uPlot(
       {
         width,
-        height: options.height,
-        padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, FIRST_LABEL_PX],
+        height,
+        padding: [8, options.ends ? endsRoom(width) : 0, 0, FIRST_LABEL_PX],
         tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), 'UTC'),
         legend: { show: false },
         cursor: {
-          sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
-          points: { size: 6, show: shown.length <= 12 },
+          points: { size: 6, show: shown.length <= ENDS_MAX },
           drag: { x: Boolean(options.onZoom), y: false, setScale: false },
-          focus: { prox: options.lifts ? LIFT_PX : -1 },
+          focus: { prox: LIFT_PX },
           y: false,
         },
-        focus: { alpha: 0.2 },
+        focus: { alpha: 0.3 },
         scales: { y: { range: (_, low, high) => spread(low, high, options) } },
-        axes: axes(options.show, width, options.height),
-        series: [{}, ...shown.map(one => line(one, options))],
+        axes: axes(options.show, width, height),
+        series: [{}, ...shown.map(line)],
         bands: shown.flatMap((one, place) =>
-          one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [],
+          one.isBand && shown[place + 1]?.isBand ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [],
         ),
+        plugins: [cursor(() => shown, write, options.onZoom)],
         hooks: {
-          setSelect: [self => options.onZoom && select(self)],
-          setCursor: [
-            () => options.onCursor?.(chart?.cursor.idx ?? null),
-            self => self.over.classList.toggle('leads', Boolean(markAt(self, shown))),
-          ],
-          setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
           draw: [
             self => drawMarks(self, shown),
             self => options.notes && drawNotes(self, options.notes()),
-            self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options),
+            self => options.ends && drawEnds(self, shown, write),
           ],
         },
       },
       data,
       host,
     )
-    chart.over.addEventListener('dblclick', () => options.onZoom?.())
-    chart.over.addEventListener('click', () => {
-      // uPlot keeps the click that ends a drag to itself
-      const mark = markAt(chart, shown)
-      if (mark) location.hash = mark.href
-    })
-  }
-
-  /** Hear of a range that was chosen, unless it is too narrow to be meant. */
-  function select(self) {
-    const { left, width } = self.select
-    if (width < ZOOM_PX || self.data[0].length < 2) return
-    const [from, to] = [left, left + width].map(at => self.posToVal(at, 'x'))
-    self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false)
-    options.onZoom(from, to, to >= self.data[0].at(-1))
   }
 
   build()
   const stopScheme = onScheme(build)
   const resized = new ResizeObserver(() => {
-    const width = Math.max(240, host.clientWidth)
-    if (width !== chart.width) chart.setSize({ width, height: options.height })
+    const { width, height } = sizeOf()
+    if (width === chart.width && height === chart.height) return
+    if (endsRoom(width) === endsRoom(chart.width)) chart.setSize({ width, height })
+    else build()
   })
   resized.observe(host)
   return {
@@ -134,7 +125,7 @@ export function timeChart(host, times, series, values, options) {
       if (isSame) chart.setData(data)
       else build()
     },
-    /** Move the crosshair by this many points, for keyboard users. */
+    /** Move the cursor by this many points, for keyboard users. */
     move(step) {
       const last = data[0].length - 1
       const place = Math.min(last, Math.max(0, (chart.cursor.idx ?? last) + step))
@@ -148,90 +139,190 @@ export function timeChart(host, times, series, values, options) {
   }
 }
 
-const isAlike = (one, other) =>
-  one.name === other.name &&
-  one.color === other.color &&
-  one.isMain === other.isMain &&
-  one.isDimmed === other.isDimmed &&
-  one.isHidden === other.isHidden &&
-  one.isBandTop === other.isBandTop
+const DRAWN = ['name', 'color', 'isMain', 'isDimmed', 'isFaint', 'isBand']
+const isAlike = (one, other) => DRAWN.every(key => one[key] === other[key])
 
 const dpr = () => globalThis.devicePixelRatio ?? 1
 
-/** Badge, name and value at the right end of each visible line, moved apart where they would overlap. */
-function drawEnds(chart, series, options) {
+/**
+ * What the pointer does, as a plugin of uPlot: a box with the time and the values there, links on marks, and a range
+ * chosen by a drag.
+ */
+function cursor(series, write, onZoom) {
+  const box = document.createElement('div')
+  box.className = 'hint values'
+  let lifted = null
+
+  function show(self) {
+    const { idx, left } = self.cursor
+    box.hidden = idx == null || left < 0
+    if (box.hidden) return
+    const rows = toldOf(series(), place => self.data[place + 1][idx], lifted)
+    const head = Object.assign(document.createElement('b'), {
+      textContent: `${day(self.data[0][idx] * 1000)}, ${clock(self.data[0][idx] * 1000, false)} ${ZONE}`,
+    })
+    box.replaceChildren(head, ...rows.map(row => rowOf(row, write, row.one === lifted)))
+    const isLeft = left > self.over.clientWidth / 2
+    box.style.left = isLeft ? '' : `${left + 12}px`
+    box.style.right = isLeft ? `${self.over.clientWidth - left + 12}px` : ''
+    self.over.classList.toggle('leads', Boolean(markAt(self, series())))
+  }
+
+  function select(self) {
+    const { left, width } = self.select
+    if (!onZoom || width < ZOOM_PX || self.data[0].length < 2) return // too narrow to be meant
+    const [from, to] = [left, left + width].map(at => self.posToVal(at, 'x'))
+    self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false)
+    onZoom(from, to, to >= self.data[0].at(-1))
+  }
+
+  function init(self) {
+    self.over.append(box)
+    box.hidden = true
+    self.over.addEventListener('dblclick', () => onZoom?.())
+    self.over.addEventListener('click', () => {
+      // uPlot keeps the click that ends a drag to itself
+      const mark = markAt(self, series())
+      if (mark?.marks.length === 1) location.hash = mark.marks[0].href
+      else if (mark) onZoom?.(mark.marks[0].at - 60, mark.marks.at(-1).at + 60, false)
+    })
+  }
+
+  return {
+    hooks: {
+      init,
+      setCursor: show,
+      setSelect: select,
+      setSeries(self, place) {
+        lifted = place == null ? null : series()[place - 1]
+        show(self)
+      },
+    },
+  }
+}
+
+function rowOf({ one, value }, write, isLifted) {
+  const row = Object.assign(document.createElement('span'), { className: isLifted ? 'row lifted' : 'row' })
+  const key = Object.assign(document.createElement('i'), { className: 'key' })
+  key.style.setProperty('--key', onGround(one.color))
+  const [name, figure] = ['bdi', 'span'].map(tag => document.createElement(tag))
+  name.textContent = one.name
+  figure.textContent = write(value)
+  row.append(key, name, figure)
+  return row
+}
+
+/** The named lines with a value, the best first; of many the best, the worst, the main ones and `lifted`. */
+function toldOf(series, valueOf, lifted = null) {
+  const rows = series
+    .map((one, place) => ({ one, value: valueOf(place) }))
+    .filter(({ one, value }) => !one.isUnnamed && value != null)
+    .sort((row, other) => other.value - row.value)
+  return rows.length <= ENDS_MAX
+    ? rows
+    : rows.filter(({ one }, place) => place < BEST || place >= rows.length - WORST || one === lifted || one.isMain)
+}
+
+/** Badge, name and value at the right ends of the lines, moved apart where they would overlap. */
+function drawEnds(chart, series, write) {
   const { ctx } = chart
   const least = 13 * dpr()
-  const ends = series
-    .flatMap((one, place) => {
-      const values = chart.data[place + 1]
-      const last = values?.findLast(value => value != null)
-      return one.isHidden || one.isUnnamed || last == null ? [] : [{ one, last, y: chart.valToPos(last, 'y', true) }]
-    })
-    .sort((upper, lower) => upper.y - lower.y)
-  if (ends.length > ENDS_MAX) return
   const { top, height, left, width } = chart.bbox
+  const ends = toldOf(series, place => chart.data[place + 1]?.findLast(value => value != null)).map(end => ({
+    ...end,
+    y: Math.min(top + height, Math.max(top, chart.valToPos(end.value, 'y', true))),
+  }))
   ends.forEach((end, place) => {
-    end.y = Math.max(Math.max(top, end.y), place ? ends[place - 1].y + least : 0)
+    end.y = Math.max(end.y, place ? ends[place - 1].y + least : 0)
   })
   ends.forEach((_, place) => {
     const at = ends.length - 1 - place
     ends[at].y = Math.min(ends[at].y, (at + 1 < ends.length ? ends[at + 1].y : top + height + least) - least)
   })
+  const x = left + width + (axisRoom(chart.width) + 4) * dpr()
+  const room = (endsRoom(chart.width) - BADGE_PX) * dpr()
   ctx.save()
   ctx.textBaseline = 'middle'
-  for (const { one, last, y } of ends) {
-    const x = left + width + 66 * dpr()
+  for (const { one, value, y } of ends) {
+    ctx.globalAlpha = one.isFaint ? 0.45 : 1
     drawBadge(ctx, one, x, y)
     ctx.fillStyle = onGround(one.color)
-    ctx.font = `${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
-    ctx.fillText(`${fitted(ctx, one.name, ` ${options.show(last)}`)}`, x + 10 * dpr(), y)
+    ctx.font = `${one.isMain ? '600 ' : ''}${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
+    ctx.fillText(fitted(ctx, one.name, ` ${write(value)}`, room), x + 10 * dpr(), y)
   }
   ctx.restore()
 }
 
-/** The name with what follows it, cut where the room beside the chart ends. */
-function fitted(ctx, name, rest) {
+/** The name with what follows it, cut where the room ends. */
+function fitted(ctx, name, rest, room) {
   const letters = [...name]
-  const isTooWide = text => ctx.measureText(text).width > NAME_PX * dpr()
+  const isTooWide = text => ctx.measureText(text).width > room
   if (!isTooWide(name + rest)) return name + rest
   while (letters.length > 1 && isTooWide(`${letters.join('')}…${rest}`)) letters.pop()
   return `${letters.join('')}…${rest}`
 }
 
 /** The letters of a name: the first of its first two words, else its first two. */
-function lettersOf(name) {
+export function lettersOf(name) {
   const [first = '', second] = name.match(/[\p{L}\p{N}]+/gu)?.map(word => [...word]) ?? []
   return (second ? first[0] + second[0] : [...first].slice(0, 2).join('')).toUpperCase()
 }
 
 /** The letters of a line on a disc in its color: a model's logo, since the page loads no images from elsewhere. */
 function drawBadge(ctx, one, x, y) {
-  const color = onGround(one.color)
+  drawDisc(ctx, x, y, 6, onGround(one.color), lettersOf(one.name), 7)
+}
+
+function drawDisc(ctx, x, y, radius, color, text = '', size = 8) {
   ctx.beginPath()
-  ctx.arc(x, y, 6 * dpr(), 0, 2 * Math.PI)
+  ctx.arc(x, y, radius * dpr(), 0, 2 * Math.PI)
   ctx.fillStyle = color
   ctx.fill()
+  if (!text) return
   ctx.fillStyle = inkOn(color)
-  ctx.font = `600 ${7 * dpr()}px "Inter Variable", system-ui, sans-serif`
+  ctx.font = `600 ${size * dpr()}px "Inter Variable", system-ui, sans-serif`
+  ctx.textBaseline = 'middle'
   ctx.textAlign = 'center'
-  ctx.fillText(lettersOf(one.name), x, y + 0.5 * dpr())
+  ctx.fillText(text, x, y + 0.5 * dpr())
   ctx.textAlign = 'start'
 }
 
-/** The marked moments of a series: up is a gain, down a loss. */
-function drawMarks(chart, series) {
-  const { ctx } = chart
-  for (const one of series) {
-    for (const mark of one.isHidden ? [] : (one.marks ?? [])) {
-      const [x, y] = [chart.valToPos(mark.at, 'x', true), chart.valToPos(mark.value, 'y', true)]
-      if (x < chart.bbox.left || x > chart.bbox.left + chart.bbox.width) continue
-      ctx.beginPath()
-      ctx.arc(x, y, 3 * dpr(), 0, 2 * Math.PI)
-      ctx.fillStyle = mark.kind === 'gain' ? inks().gain : inks().loss
-      ctx.fill()
-    }
+/** The marks in view, those that would overlap as one: {x, y, marks}, in pixels of the plot. */
+function clustersOf(chart, series) {
+  const clusters = []
+  const marks = series.flatMap(one => one.marks ?? []).sort((one, other) => one.at - other.at)
+  for (const mark of marks) {
+    const [x, y] = [chart.valToPos(mark.at, 'x'), chart.valToPos(mark.value, 'y')]
+    if (x < 0 || x > chart.over.clientWidth) continue
+    const last = clusters.at(-1)
+    if (last && x - last.x < MARK_PX) last.marks.push(mark)
+    else clusters.push({ x, y, marks: [mark] })
   }
+  return clusters
+}
+
+/** The marks: a ring where a position was opened, a disc where it was closed with a gain or a loss, or their number. */
+function drawMarks(chart, series) {
+  const { ctx, bbox } = chart
+  const { gain, loss, ground, text } = inks()
+  ctx.save()
+  for (const { x, y, marks } of clustersOf(chart, series)) {
+    const [left, top] = [bbox.left + x * dpr(), bbox.top + y * dpr()]
+    const { kind } = marks[0]
+    if (marks.length > 1) drawDisc(ctx, left, top, 7, text, String(marks.length))
+    else drawDisc(ctx, left, top, kind === 'entry' ? 4 : 3, { gain, loss }[kind] ?? text)
+    if (marks.length === 1 && kind === 'entry') drawDisc(ctx, left, top, 2.5, ground)
+  }
+  ctx.restore()
+}
+
+/** The mark or cluster nearest to the pointer, if any is near. */
+function markAt(chart, series) {
+  const { left, top } = chart.cursor
+  const near = clustersOf(chart, series)
+    .map(one => ({ ...one, distance: Math.hypot(one.x - left, one.y - top) }))
+    .filter(one => one.distance < MARK_PX)
+  return near.sort((one, other) => one.distance - other.distance)[0]
 }
 
 /** Moments that concern all lines: a vertical line each, with its label where there is room. */
@@ -253,37 +344,23 @@ function drawNotes(chart, notes) {
   ctx.restore()
 }
 
-/** The mark nearest to the pointer, if any is near. */
-function markAt(chart, series) {
-  const { left, top } = chart.cursor
-  const distanceOf = mark => Math.hypot(chart.valToPos(mark.at, 'x') - left, chart.valToPos(mark.value, 'y') - top)
-  const marks = series
-    .flatMap(one => (one.isHidden ? [] : (one.marks ?? [])))
-    .map(mark => ({ ...mark, distance: distanceOf(mark) }))
-  return marks.filter(mark => mark.distance < MARK_PX).sort((mark, other) => mark.distance - other.distance)[0]
-}
-
-function line(one, options) {
-  const color = onGround(one.color) + (one.isDimmed ? DIMMED : '')
+function line(one) {
   return {
     label: one.name,
-    show: !one.isHidden,
-    stroke: color,
+    stroke: onGround(one.color) + (one.isFaint ? FAINT : one.isDimmed ? DIMMED : ''),
     width: one.isMain ? THICK : THIN,
-    dash: one.isDimmed ? [4, 4] : undefined,
-    fill: options.fill ? `${color.slice(0, 7)}14` : undefined,
+    dash: one.isDashed ? [4, 4] : undefined,
     spanGaps: true,
     points: { show: false },
   }
 }
 
-function spread(low, high, options) {
+function spread(low, high, { limits, span, top }) {
   if (low == null || high == null) return [-1, 1]
-  if (options.limits) [low, high] = options.limits(low, high)
-  if (options.span && high - low < options.span)
-    [low, high] = [(low + high - options.span) / 2, (low + high + options.span) / 2]
-  const least = options.top === 0 ? 0 : Math.max(high - low, Math.abs(high) * 1e-4, 1e-6) * 0.06
-  return [low - Math.max((high - low) * 0.06, 1e-6), options.top ?? high + least]
+  if (limits) [low, high] = limits(low, high)
+  const missing = Math.max(0, (span ?? 0) - (high - low)) / 2
+  const pad = Math.max((high - low + 2 * missing) * PADDING, Math.abs(high) * 1e-5, 1e-6)
+  return [low - missing - pad, top ?? high + missing + pad]
 }
 
 /** Percent above a first value, or else above that of the line itself. */
@@ -300,13 +377,7 @@ export function quantileOf(values, share) {
 /** The average of several lines at each time, over the lines with a value. */
 export function averageOf(lines) {
   return (lines[0] ?? []).map((_, place) => {
-    let sum = 0
-    let count = 0
-    for (const values of lines)
-      if (values[place] != null) {
-        sum += values[place]
-        count += 1
-      }
-    return count ? sum / count : null
+    const known = lines.map(values => values[place]).filter(value => value != null)
+    return known.length ? known.reduce((sum, value) => sum + value) / known.length : null
   })
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// Colors of models and variants, readable on both backgrounds.
+// Colors of models and variants, which the service gives, made readable on both backgrounds.
 const FALLBACK = '#6b7686'
 
 function channels(color) {
@@ -14,50 +14,8 @@ function luminance(parts) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
-/** Identities: easy to tell apart on both grounds, and none in the hues of gain (green) and loss (red). */
-const IDENTITIES = [
-  '#4f7df0',
-  '#e8871e',
-  '#9b5de5',
-  '#17a5b8',
-  '#d44fb8',
-  '#c9a20a',
-  '#8a6242',
-  '#3d4bb8',
-  '#6cb8f0',
-  '#7a2e8e',
-  '#d8a070',
-  '#6b7fa3',
-]
-const SHADES = [1, 0.72, 1.3]
-
-/** The color of the model in a place of the list of all: the first dozen differ in hue, the next ones in lightness too. */
-export function identityOf(place) {
-  const shade = SHADES[Math.floor(place / IDENTITIES.length) % SHADES.length]
-  return hex(channels(IDENTITIES[place % IDENTITIES.length]).map(part => Math.min(255, part * shade)))
-}
-
-/** The color, turned to the nearest hue that means neither gain nor loss. */
-export function neutral(color) {
-  const [red, green, blue] = channels(color)
-  const [most, least] = [Math.max(red, green, blue), Math.min(red, green, blue)]
-  const span = most - least
-  if (span < 40) return color // a gray has no hue
-  const hue =
-    (60 * (most === red ? (green - blue) / span : most === green ? 2 + (blue - red) / span : 4 + (red - green) / span) +
-      360) %
-    360
-  const turned =
-    hue >= 333 || hue < 10 ? 322 : hue < 22 ? 32 : hue > 90 && hue < 130 ? 60 : hue >= 130 && hue < 176 ? 186 : hue
-  return turned === hue
-    ? color
-    : hex(
-        [0, 240, 120].map(shift => {
-          const away = Math.abs(((turned + shift + 180) % 360) - 180)
-          return least + span * Math.min(1, Math.max(0, 2 - away / 60))
-        }),
-      )
-}
+/** The colors of a strategy's own series: those of the variants, and what lies between them. */
+export const SERIES = ['#06b6d4', '#eab308', '#a855f7', '#3b82f6', '#e8871e', '#d946ef']
 
 const hex = parts => `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
 

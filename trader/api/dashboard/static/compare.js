@@ -76,7 +76,8 @@ function Difference({ ids, window, known }) {
     (element, ...drawn) =>
       timeChart(element, ...drawn, {
         height: CHART_PX,
-        show: (value, places) => percent(value, places ?? 1),
+        show: percent,
+        write: signedPercent,
         span: LEAST_SPAN,
       }),
     inputs,
@@ -109,10 +110,10 @@ const Entrant = ({ ids, model, name }) =>
 
 /** The difference in the color of the first model, over the band of its intervals. */
 function drawingOf(curve, color) {
-  const bound = (name, isBandTop) => ({ name, color, isUnnamed: true, isDimmed: true, isBandTop })
+  const bound = name => ({ name, color, isUnnamed: true, isDimmed: true, isDashed: true, isBand: true })
   return [
     curve.map(each => Date.parse(each.at) / 1000),
-    [bound('upper end', true), bound('lower end', false), { name: 'difference', color, isMain: true }],
+    [bound('upper end'), bound('lower end'), { name: 'difference', color, isMain: true }],
     [
       curve.map(each => each.interval?.high ?? null),
       curve.map(each => each.interval?.low ?? null),
@@ -133,12 +134,19 @@ function Costs({ ids, known }) {
   const money = (key, title, of) => ({ key, title, by: of, cell: one => html`<${Money} value=${of(one)} />` })
   const columns = [
     modelColumn(known),
-    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
+    {
+      key: 'trades',
+      className: 'mid',
+      title: 'Trades',
+      by: one => one.tradesCount,
+      cell: one => whole(one.tradesCount),
+    },
     money('pnl', 'Realized, net', one => one.totalPnl),
-    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
-    { key: 'funding', title: 'Funding', by: one => one.funding, cell: one => number(one.funding) },
+    { key: 'fees', className: 'mid', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
+    { key: 'funding', className: 'mid', title: 'Funding', by: one => one.funding, cell: one => number(one.funding) },
     {
       key: 'cost',
+      className: 'mid',
       title: 'Model cost',
       by: one => figureOf(one.costUsd),
       cell: one => number(figureOf(one.costUsd)),
@@ -167,6 +175,7 @@ function Disagreements({ ids, names, window }) {
     },
     {
       key: 'hours',
+      className: 'mid',
       title: 'For',
       by: lastedMs,
       csv: one => ({ Hours: lastedMs(one) / HOUR_MS }),

@@ -4,7 +4,7 @@ import { useChosen } from './address.js'
 import { csvOf, save } from './csv.js'
 import { html, useEffect, useRef, useState } from './lib.js'
 import { onGround } from './colors.js'
-import { moment, number, signed, times, tone } from './format.js'
+import { ZONE, minuteOf, moment, number, signed, timeOf, times, tone } from './format.js'
 import { distinctName } from './models.js'
 import { compare } from './order.js'
 import { useLive } from './store.js'
@@ -28,9 +28,10 @@ export const Facts = ({ rows }) =>
 /** A dot in the color of a model or a variant. Scripts set colors, since the page's policy allows no inline styles. */
 export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=${{ '--key': onGround(color) }}></i>`
 
-export function ModelName({ id, name, color, isLinked = true }) {
+/** @param {any} props `isPlain`: without the dot in the model's color. */
+export function ModelName({ id, name, color, isLinked = true, isPlain = false }) {
   const whole = distinctName(id, name)
-  const content = html`<${Key} color=${color} /><span><bdi>${whole}</bdi></span>`
+  const content = html`${!isPlain && html`<${Key} color=${color} />`}<span><bdi>${whole}</bdi></span>`
   return isLinked
     ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${whole}>${content}</a>`
     : html`<span class="name" title=${whole}>${content}</span>`
@@ -98,6 +99,11 @@ export function Choice({ label, options, value, onChange }) {
   </div>`
 }
 
+/** A field of a moment, to the minute. */
+export const Moment = ({ label, value, onChange }) => html`<label class="moment">${label}
+  <input type="datetime-local" value=${minuteOf(value)} title=${ZONE}
+    onChange=${event => onChange(timeOf(event.target.value))} /></label>`
+
 export function Select({ label, options, value, onChange }) {
   return html`<select aria-label=${label} value=${value} onChange=${event => onChange(event.target.value)}>
     ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${key === value}>${text}</option>`)}
@@ -149,7 +155,7 @@ const STEP = 100
 const STAGE_MS = 400
 const ROWS = 10
 const ROW_PX = 34.5
-const CARD_PX = 160
+const NARROW_ROW_PX = 44
 const isNarrow = matchMedia('(max-width: 760px)')
 
 /**
@@ -158,47 +164,56 @@ const isNarrow = matchMedia('(max-width: 760px)')
  */
 function useRows(count) {
   const shown = ROWS * (1 + useStages(true, Math.ceil(count / ROWS) - 1))
-  return [shown, Math.max(0, count - shown) * (isNarrow.matches ? CARD_PX : ROW_PX)]
+  return [shown, Math.max(0, count - shown) * (isNarrow.matches ? NARROW_ROW_PX : ROW_PX)]
 }
+
+/** The order of a table, kept in the address: what sorts its rows, and its heads, which change it. */
+function useOrder(label, columns) {
+  const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
+  const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
+  const sign = order.startsWith('-') ? -1 : 1
+  const sort = rows =>
+    column ? [...rows].sort((one, other) => sign * compare(column.by(one), column.by(other))) : rows
+  const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
+  const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
+  const head = one => html`<th key=${one.key} scope="col" class=${kindOf(one)} aria-sort=${sortOf(one.key)}>
+    ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`
+  return [sort, head]
+}
+
+const kindOf = one =>
+  `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText,
- * className}; `readAll` reads the rows that a saved file has beyond these, `isEven` gives all columns the same width,
- * whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page
- * shows whatever comes to its place: none is moved, so that the page does not jump under a reader.
+ * className}; a narrow table leaves out the columns of the class `mid`, a less wide one those of `wide`, and every one
+ * those with `isSaved`, which only its file has. `readAll` reads the rows that a saved file has beyond these, `isEven`
+ * gives all columns the same width. A row of the page shows whatever comes to its place: none is moved, so that the page
+ * does not jump under a reader.
  */
 export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll }) {
-  const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
+  const [sort, head] = useOrder(label, columns)
   const [shown, later] = useRows(Math.min(limit, rows.length))
   if (!rows.length) return html`<p class="empty">${empty}</p>`
-  const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
-  const sign = order.startsWith('-') ? -1 : 1
-  const inOrder = some =>
-    column ? [...some].sort((one, other) => sign * compare(column.by(one), column.by(other))) : some
-  const sorted = inOrder(rows)
-  const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
-  const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
-  const kind = one =>
-    `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
+  const seen = columns.filter(one => !one.isSaved)
+  const file = async () => save(`${slugOf(label)}.csv`, csvOf(columns, sort(readAll ? await readAll() : rows)))
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table
     class=${isEven ? 'even' : ''}>
-    <thead><tr>${columns.map(
-      one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
-      ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`,
-    )}</tr></thead>
-    <tbody>${sorted.slice(0, Math.min(limit, shown)).map(
-      (row, place) => html`<tr key=${place}>
-      ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`,
-    )}</tbody>
+    <thead><tr>${seen.map(head)}</tr></thead>
+    <tbody>${sort(rows)
+      .slice(0, Math.min(limit, shown))
+      .map(
+        (row, place) => html`<tr key=${place}>
+      ${seen.map(one => html`<td key=${one.key} class=${kindOf(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`,
+      )}</tbody>
   </table><div style=${{ height: `${later}px` }}></div></div>
   <p class="more">${
     rows.length > limit &&
     html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
     Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button> `
-  }
-    <button class="quiet" type="button"
-      onClick=${async () => save(`${slugOf(label)}.csv`, csvOf(columns, readAll ? inOrder(await readAll()) : sorted))}>CSV</button></p>`
+  }<button class="quiet csv" type="button" aria-label=${`Save ${label} as CSV`} title="Save as CSV, with every column" onClick=${file}>
+      <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 2v8m-3-3 3 3 3-3M3 13h10" /></svg></button></p>`
 }
 
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')

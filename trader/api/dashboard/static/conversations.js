@@ -2,7 +2,9 @@
 // Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, DeclaredBadge, Pending, ModelName, Panel, Select, Time, useStages } from './components.js'
+import { lettersOf } from './charts.js'
+import { Choice, DeclaredBadge, Moment, Pending, ModelName, Panel, Select, Time, useStages } from './components.js'
+import { inkOn, onGround } from './colors.js'
 import { merged } from './events.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
@@ -28,11 +30,27 @@ const SHOW = [
   ['all', 'All'],
   ['acted', 'Acted'],
   ['refused', 'Refused'],
+  ['failed', 'Failed'],
 ]
+const MINUTE_MS = 60_000
+const SENTENCE_MAX = 160
+
+/**
+ * What a model said of a market in a turn: the reason of its own call there, else the clause of its answer that names it.
+ */
+export function wordsOn(turn, symbol) {
+  const decisions = turn.toolCalls.flatMap(each => (ACTS.includes(each.type) && each.metadata.decisions) || [])
+  const own = decisions.find(each => each.symbol === symbol)?.reason
+  const market = symbol.split(/[-/]/)[0]
+  const clauses = String(own ?? turn.response ?? '').split(/[;\n]|\.\s/)
+  const text = (clauses.find(each => each.includes(market)) ?? (own ? clauses[0] : '')).trim()
+  return text.length > SENTENCE_MAX ? `${text.slice(0, SENTENCE_MAX)}…` : text
+}
 
 /**
  * The conversations of a model, a variant or all models; new ones from the stream are offered, not inserted. Holds are
- * folded before the list is limited, and more is read until it is full or `PAGES_MAX` were read.
+ * folded before the list is limited, and more is read until it is full or `PAGES_MAX` were read. Beside a chart, each act is a bubble with the model's words. `at` in the
+ * address is a time to begin at.
  */
 export function Conversations({ modelId, variant, title = 'Conversations', groups: most = 50, isSide = false }) {
   const known = useModels()
@@ -40,6 +58,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
   const [chosenModel, setModel] = useChosen('model', '', true)
   const [chosenVariant, setVariant] = useChosen('variant', '', true)
   const [show, setShow] = useChosen('show', 'all', true)
+  const [at, setAt] = useChosen('at', '', true)
   const [seen, setSeen] = useState(null)
   const [isLooking, setLooking] = useState(false)
   const isHeard = useRuns(isLooking)
@@ -50,8 +69,9 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
   }
   const isOfThese = (id, variantOfIt) =>
     (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
-  const earlier = useEarlier({ limit: PAGE, ...chosen })
-  const live = (state.conversations ?? []).filter(
+  const before = Date.parse(at) ? new Date(Date.parse(at) + MINUTE_MS).toISOString() : undefined
+  const earlier = useEarlier({ limit: PAGE, before, ...chosen })
+  const live = (before ? [] : (state.conversations ?? [])).filter(
     turn => isOfThese(turn.modelId, turn.modelVariant) && isShown(turn, show),
   )
   const turns = merged(live, earlier.turns)
@@ -88,7 +108,10 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
         options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`
       }</div>`
     }
-    <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
+    <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />
+    ${(!isSide || at) && html`<${Moment} label="At" value=${at} onChange=${choose(setAt)} />`}
+    ${at && html`<button class="button" type="button" onClick=${() => choose(setAt)('')}>Latest</button>`}`
+  const One = isSide ? Bubbles : Turn
   return html`<${Panel} title=${title} tools=${tools}>
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${
       running.length
@@ -110,7 +133,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
         .map(group =>
           group.length > 1
             ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
-            : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isSide} />`,
+            : html`<${One} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isSide} />`,
         )}</ol>
       ${
         isKnown &&
@@ -118,7 +141,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
         html`<p class="empty">${
           show === 'all'
             ? 'No model has been asked yet.'
-            : `No decision was ${show === 'acted' ? 'to act' : 'refused'} yet.`
+            : `No decision ${{ acted: 'was to act', refused: 'was refused', failed: 'failed' }[show]} yet.`
         }</p>`
       }
       ${
@@ -211,6 +234,7 @@ function Held({ turns, known }) {
 
 function isShown(one, show) {
   if (show === 'acted') return one.toolCalls.some(each => ACTS.includes(each.type))
+  if (show === 'failed') return one.status !== 'completed' || one.toolCalls.some(each => each.status === 'failed')
   return show === 'all' || one.status !== 'completed' || one.toolCalls.some(each => each.status !== 'ok')
 }
 
@@ -225,6 +249,38 @@ function Running({ id, run, known }) {
           class="badge">step ${step.step}</span><span>${step.text || step.toolNames.join(', ') || 'an answer without a call'}</span></li>`,
     )}</ol>
   </li>`
+}
+
+/** A bubble for each act of a turn, in the model's words on its market; without one, a bubble of its answer. */
+function Bubbles({ turn, known }) {
+  const acts = turn.toolCalls.filter(each => ACTS.includes(each.type) || each.status !== 'ok')
+  const said = (turn.response ?? '').trim()
+  const wordsOf = act =>
+    [...new Set(act.metadata.decisions?.map(each => each.symbol && wordsOn(turn, each.symbol)))]
+      .filter(Boolean)
+      .join(' ') || (acts.length === 1 ? said : '')
+  const bubbles = acts.length ? acts.map(act => ({ act, text: wordsOf(act) })) : [{ text: said || holdOf(turn) }]
+  const color = onGround(known.colorOf(turn.modelId, turn.modelVariant))
+  return bubbles.map(
+    ({ act, text }, place) => html`<li class="turn bubble" key=${act?.id ?? place}>
+      <span class="avatar" aria-hidden="true" style=${{ '--key': color, '--ink': inkOn(color) }}>${lettersOf(turn.modelName)}</span>
+      <div><header><${ModelName} id=${turn.modelId} name=${turn.modelName} isPlain=${true} />
+        <a href=${`#/conversations/${turn.id}`} title="This decision"><${Time} at=${turn.timestamp} /></a></header>
+        ${turn.failureReason && html`<p class="said loss">${turn.failureReason}</p>`}
+        ${text && html`<p class="said cut" title=${text}>${text}</p>`}
+        ${act && html`<ol class="calls"><${Call} one=${{ ...act, ...act.metadata }} /></ol>`}</div></li>`,
+  )
+}
+
+const holdOf = turn => turn.toolCalls.find(each => each.type === 'HOLDING')?.metadata.decisions?.[0]?.reason ?? ''
+
+/** What a model did last, in its words. */
+export function LastWords({ modelId }) {
+  const known = useModels()
+  const [turn] = useAnswer('models.getInvocations', { modelId, outcome: 'acted', limit: 1 }).data?.conversations ?? []
+  return turn
+    ? html`<ol class="turns"><${Bubbles} turn=${turn} known=${known} /></ol>`
+    : html`<p class="soft">It has not acted yet.</p>`
 }
 
 export function Turn({ turn, known, isCut }) {

@@ -1,70 +1,81 @@
 // @ts-check
-// Equity curves: per model or per variant, a window, a legend that isolates, and a crosshair.
+// Equity curves: per model or per variant, a window, names at the ends of lines, and what isolates one.
 import { setChoices, useChosen } from './address.js'
-import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answers.js'
-import { averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
-import { neutral } from './colors.js'
-import { Choice, Pending, Key, Panel, useChart } from './components.js'
-import { ZONE, day, clock, isolated, minuteOf, number, signedPercent, timeOf } from './format.js'
+import { call, hasMany, knownReport, readAhead, shownMs, useReport } from './answers.js'
+import { BEST, ENDS_MAX as FEW_LINES, WORST, averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
+import { compareHref } from './compare.js'
+import { Choice, Moment, Pending, Key, Panel, useChart } from './components.js'
+import { number, signedPercent } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, distinctName, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
+import { positionsOf, useTrades } from './trades.js'
 
 const EQUITY_PX = 320
-const NARROW_EQUITY_PX = 240
-const FEW_LINES = 12
-const MANY = 14
-const ENDS = 5
+const NARROW_EQUITY_PX = 220
 const LEAST_SPAN = 0.2
+const TRADES = 200
+const HOLD_NOTHING = 'baseline/hold-nothing'
 const KEYS =
-  'The arrow keys move the crosshair, whose values are in the legend. ' +
-  'A drag zooms, a double click shows the whole window.'
+  'The arrow keys move the cursor, whose box has the values. A drag zooms, a double click shows the whole window.'
 
-/** `only(model)` selects the models to show, and `variant` the models of the query; `main` is drawn thicker, with the
-ends of its `trades`. `notes` are moments to mark: [{at in seconds, label}]. */
-export function Curves({ title = 'Equity', window, only, main, trades, notes, onDrawn }) {
-  const known = useModels()
-  const [from, setFrom] = useChosen('from', '', true)
-  const [to, setTo] = useChosen('to', '', true)
-  const entry = useCurves(window, from, to)
-  const [isOpen, setOpen] = useState(Boolean(from || to))
-  const state = useLive()
-  const [by, setBy] = useChosen('lines', 'models')
-  const [unit, setUnit] = useChosen('unit', '%')
+/** Which lines are chosen in the address, and how to choose one more or less. */
+export function useAlone() {
   const [alone, setAlone] = useChosen('alone', '')
-  const [range, setRange] = useChosen('curves', 'ends')
   const chosen = useMemo(() => new Set(alone ? alone.split(',') : []), [alone])
-  const [at, setAt] = useState(null)
-  const [lifted, setLifted] = useState(null)
+  const toggle = id => {
+    const next = new Set(chosen)
+    if (!next.delete(id)) next.add(id)
+    setAlone([...next].join(','))
+  }
+  return { chosen, toggle, clear: () => setAlone('') }
+}
 
-  const expected = known.models.length ? known.models.filter(model => !only || only(model)).length : modelCount()
+/** The range of the address: a window of its own, or what is chosen within it. */
+export const useRange = () => [useChosen('from', '', true), useChosen('to', '', true)]
+
+/** The lines of a window and a range, extended to the live values: {entry, lines}. `entrants`, rows of the board, join the
+accounts of each to one line. */
+export function useLines(window, by = 'models', only = undefined, entrants = undefined) {
+  const known = useModels()
+  const [[from], [to]] = useRange()
+  const entry = useCurves(window, from, to)
+  const live = useLive()
+  const portfolio = to ? null : live.portfolio
   const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // a line has no color before the models are known
   const lines = useMemo(
-    () => (isReady ? linesOf(entry.data, to ? null : state.portfolio, known, by, only) : null),
-    [entry.data, isReady, to, state.portfolio, known, by, only],
+    () => (isReady ? joined(linesOf(entry.data, portfolio, known, by, only), entrants) : null),
+    [entry.data, isReady, portfolio, known, by, only, entrants],
   )
+  return { entry, lines }
+}
+
+/** `only(model)` selects the models to show; `main` is drawn thicker, and is the one whose trades are marked. `notes` are
+moments to mark: [{at in seconds, label}]. `isWhole`: the chart has the height of its panel, and no legend. */
+export function Curves({ title = 'Equity', window, only, main, notes, entrants, onDrawn, isWhole = false }) {
+  const live = useLive()
+  const [[from, setFrom], [to, setTo]] = useRange()
+  const [isOpen, setOpen] = useState(Boolean(from || to))
+  const [by, setBy] = useChosen('lines', 'models')
+  const [unit, setUnit] = useChosen('unit', '%')
+  const { chosen, toggle, clear } = useAlone()
+  const [trades, setTrades] = useState([])
+  const { entry, lines } = useLines(window, by, only, entrants)
   const isMoney = unit !== '%' && by === 'models'
-  const isMany = (lines?.length ?? expected) > MANY && chosen.size === 0 && !main
+  const marked = main ?? (chosen.size === 1 && by === 'models' ? [...chosen][0] : undefined)
+  const held = JSON.stringify(positionsOf(live, one => one.modelId === marked).map(one => [one.id, one.openedAt]))
   const drawn = useMemo(
-    () => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades),
-    [lines, chosen, isMoney, main, isMany, range, trades, notes],
+    () => lines && drawingOf(lines, chosen, isMoney, marked, [...trades, ...heldOf(held)]),
+    [lines, chosen, isMoney, marked, trades, held, notes],
   )
-  const show = (value, places) =>
-    isMoney
-      ? number(value, places ?? (Math.abs(value) >= 1000 ? 0 : 2))
-      : `${number(value, places ?? (Math.abs(value) < 10 ? 1 : 0))} %`
-  const limits = drawn && isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
   const axis = useRef(null) // of the latest render, since the chart is made once
-  axis.current = { show, limits, notes }
-  const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
-  const [equity, equityChart] = useChart((host, ...inputs) => {
-    const chart = timeChart(host, ...inputs, {
+  axis.current = { isMoney, notes, limits: drawn && !chosen.size && !main ? robust(drawn[2]) : null }
+  const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : isWhole ? undefined : EQUITY_PX
+  const [host, chart] = useChart((element, ...inputs) => {
+    const made = timeChart(element, ...inputs, {
       height,
-      show: (value, places) => axis.current.show(value, places),
-      sync: 'equity',
-      onCursor: setAt,
-      onLift: setLifted,
-      lifts: true,
+      show: (value, places) => (axis.current.isMoney ? number(value, places) : `${number(value, places)} %`),
+      write: value => (axis.current.isMoney ? number(value) : signedPercent(value)),
       onZoom: zoom,
       ends: true,
       span: LEAST_SPAN,
@@ -73,65 +84,39 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
     })
     performance.mark('curves') // the benchmark waits for this
     onDrawn?.()
-    return chart
-  }, drawn?.equity)
+    return made
+  }, drawn)
   useEffect(() => {
-    const undo = event => {
-      if (event.key === 'Escape') setAlone('')
-    }
+    const undo = event => event.key === 'Escape' && clear()
     addEventListener('keydown', undo)
     return () => removeEventListener('keydown', undo)
   }, [])
-
-  const toggle = id => {
-    const next = new Set(chosen)
-    if (!next.delete(id)) next.add(id)
-    setAlone([...next].join(','))
-  }
   const keys = event => {
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -12, PageDown: 12 }[event.key]
-    if (step) {
-      event.preventDefault()
-      equityChart.current?.move(step)
-    }
+    if (!step) return
+    event.preventDefault()
+    chart.current?.move(step)
   }
   const choices = html`<div class="filters body choices">
     ${
-      isMany &&
-      html`<${Choice} label="Curves" value=${range} onChange=${setRange} options=${[
-        ['ends', 'Best and worst'],
-        ['all', 'All'],
-      ]} />`
-    }
-    ${
       !main &&
-      html`<${Choice} label="Lines" value=${by} onChange=${value => {
-        setAlone('')
-        setBy(value)
-      }} options=${[
-        ['models', 'Models'],
-        ['variants', 'Variants'],
-      ]} />`
-    }
-    ${
-      by === 'models' &&
-      html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[
-        ['%', '%'],
-        ['money', document.body.dataset.currency],
-      ]} />`
+      html`<${Choice} label="Lines" value=${by} onChange=${value => setChoices({ alone: '', lines: value === 'models' ? '' : value })}
+        options=${[
+          ['models', 'Models'],
+          ['variants', 'Variants'],
+        ]} />`
     }
     <${Moment} label="From" value=${from} onChange=${setFrom} /><${Moment} label="To" value=${to} onChange=${setTo} /></div>`
-  const tools = html`<${Choice} label="Window" value=${from || to ? null : window}
+  const tools = html`${
+    by === 'models' &&
+    html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[
+      ['%', '%'],
+      ['money', '$'],
+    ]} />`
+  }<${Choice} label="Window" value=${from || to ? null : window}
     onChange=${value => setChoices({ from: '', to: '', window: value }, true)} options=${WINDOWS} />
     <button class="button" type="button" aria-expanded=${isOpen ? 'true' : 'false'}
-      onClick=${() => setOpen(!isOpen)}>Options</button>`
-  const place = at ?? (lines?.times.length ?? 0) - 1
-  const outside = limits
-    ? lines.filter(line => {
-        const value = (isMoney ? line.values : line.returns).findLast(each => each != null)
-        return value > limits[1] || value < limits[0]
-      })
-    : []
+      aria-label="Options" onClick=${() => setOpen(!isOpen)}>${isWhole ? '⋯' : 'Options'}</button>`
   const isThin = lines?.every(line => line.values.filter(value => value != null).length < 2)
   const thin = !isThin
     ? ''
@@ -140,38 +125,31 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
       : 'A line needs two moments; the first snapshots are being taken. '
   const meaning =
     by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'
-  const pair = lines?.filter(line => chosen.has(line.id)) ?? []
-  return html`<${Panel} title=${title} tools=${tools} className="curves">${isOpen && choices}<div class="body">
+  const pair = chosen.size === 2 && by === 'models' ? [...chosen] : null
+  return html`<${Panel} title=${title} tools=${tools} className=${`curves ${isWhole ? 'whole' : ''}`}>${isOpen && choices}<div class="body">
     <${Pending} entry=${entry} what="The curves" isQuiet=${true} />
-    <div class="readout">${thin}${meaning}${
-      lines?.times.length
-        ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}`
-        : ''
-    }${lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
-      pair.length === 2
-        ? ` · ${isolated(pair[0].name)} less ${isolated(pair[1].name)}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}`
-        : ''
-    }${
-      lines && isMany && range === 'ends'
-        ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}`
-        : ''
+    ${marked && html`<${TradesOf} modelId=${marked} onTrades=${setTrades} key=${marked} />`}
+    <div class="readout">${thin}${meaning}${chosen.size > 0 && html` · <button class="quiet" type="button" onClick=${clear}>Show all</button>`}${
+      pair && html` · <a class="inline" href=${compareHref(pair[0], pair[1], window)}>Compare</a>`
     }</div>
-    <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
-      aria-label=${`${title} over time. ${KEYS}${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
-    ${
-      outside.length > 0 &&
-      html`<p
-      class="soft small">Beyond the axis: ${outside
-        .map(line => `${isolated(line.name)} ${signedPercent(line.returns.findLast(value => value != null))}`)
-        .join(', ')}.</p>`
-    }
-    ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
+    <div class="chart" ref=${host} style=${height && { minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
+      aria-label=${`${title} over time. ${KEYS}${marked ? ' The dots lead to trades.' : ''}`}></div>
+    ${lines && !isWhole && html`<${Legend} lines=${lines} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
 }
 
-/** The limits of an axis, robust against a few outliers: the last values between the 5th and 95th percentile, and half
-as much again. */
+/** Reads the completed trades of a model and draws nothing. */
+function TradesOf({ modelId, onTrades }) {
+  const { trades } = useTrades({ limit: TRADES, modelId })
+  useEffect(() => onTrades(trades), [trades])
+  useEffect(() => () => onTrades([]), [])
+  return null
+}
+
+/** The limits of an axis of many lines, robust against a few outliers: the last values between the 5th and 95th
+percentile, and half as much again. */
 function robust(values) {
+  if (values.length <= FEW_LINES) return null
   const last = values.map(line => line.findLast(value => value != null))
   const [low, high] = [quantileOf(last, 0.05), quantileOf(last, 0.95)]
   return low === null ? null : [low - (high - low) / 2, high + (high - low) / 2]
@@ -182,6 +160,9 @@ const keyOf = (...range) => `trading.getEquityCurves ${range}`
 /** The curves of a window, or of a range within it. */
 export const useCurves = (window, from = '', to = '') =>
   useReport(keyOf(window, from, to), shownMs(), () => readCurves(window, from, to))
+
+/** The curves of a window as last read, else null. */
+export const knownCurves = window => knownReport(keyOf(window, '', ''))
 
 /** Read the curves of an address before showing them. */
 export function readCurvesAhead(query) {
@@ -200,11 +181,7 @@ const readCurves = (window, from, to) =>
     baselines: true,
   })
 
-const Moment = ({ label, value, onChange }) => html`<label class="moment">${label}
-  <input type="datetime-local" value=${minuteOf(value)} title=${ZONE}
-    onChange=${event => onChange(timeOf(event.target.value))} /></label>`
-
-function Legend({ lines, place, chosen, toggle, isMoney }) {
+function Legend({ lines, chosen, toggle, isMoney }) {
   const [text, setText] = useState('')
   const last = lines.times.length - 1
   const sorted = useMemo(
@@ -213,18 +190,18 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
   )
   const shown = sorted.filter(line => chosen.has(line.id) || line.name.toLowerCase().includes(text.toLowerCase()))
   return html`${
-    lines.length > MANY &&
+    lines.length > FEW_LINES &&
     html`<input type="search" aria-label="Search lines"
     placeholder=${`Search ${lines.length} lines`} value=${text} onInput=${event => setText(event.target.value)} />`
   }
   <div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group"
-    aria-label="Lines; select one to show only that line">
+    aria-label="Lines; select one to bring it out">
     ${shown.map(
-      (line, number_) => html`<button type="button" key=${number_} class=${line.isBaseline ? 'baseline' : ''}
+      line => html`<button type="button" key=${line.id} class=${line.isBaseline ? 'baseline' : ''}
       aria-pressed=${chosen.has(line.id) ? 'true' : 'false'} onClick=${() => toggle(line.id)}
       title=${line.name}>
       <${Key} color=${line.color} /><span><bdi>${line.name}</bdi></span>
-      <span class="soft figure">${isMoney ? number(line.values[place]) : signedPercent(line.returns[place])}</span>
+      <span class="soft figure">${isMoney ? number(line.values[last]) : signedPercent(line.returns[last])}</span>
     </button>`,
     )}
   </div>`
@@ -241,6 +218,7 @@ function zoom(from, to, isLatest) {
 
 /** A baseline has a line once it has two values; a rule agent's baseline only if no model is that rule agent. */
 function isWorthALine(one, known) {
+  if (one.id === HOLD_NOTHING) return false // it is the zero
   const isDouble =
     one.variant && known.models.some(model => model.provider === 'rules' && model.variant === one.variant)
   return !isDouble && one.values.filter(value => value != null).length > 1
@@ -273,9 +251,7 @@ function linesOf(answer, portfolio, known, by, only) {
       id: one.id,
       name: distinctName(one.id, one.name),
       variant: one.variant,
-      color: one.baseline
-        ? neutral(one.color ?? known.byVariant.get(one.variant)?.color ?? '')
-        : known.colorOf(one.id, one.variant),
+      color: one.baseline ? (known.byVariant.get(one.variant)?.color ?? '') : known.colorOf(one.id, one.variant),
       isBaseline: Boolean(one.baseline) || known.isBaseline(one.id),
       values,
       returns: returnsOf(values, start?.value),
@@ -303,49 +279,53 @@ function linesOf(answer, portfolio, known, by, only) {
   return Object.assign(lines, { times })
 }
 
-/** The drawn lines: all of them or, if there are many, the best and worst with the band of the middle half. `trades`
-are marked on `main`. */
-function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
-  const valuesOf = line => (isMoney ? line.values : line.returns)
-  const rated = lines
-    .filter(line => !line.isBaseline && line.returns.at(-1) != null)
-    .sort((line, other) => other.returns.at(-1) - line.returns.at(-1))
-  const ends = new Set([...rated.slice(0, ENDS), ...rated.slice(-ENDS)])
-  const shown = isEnds ? lines.filter(line => ends.has(line) || line.isBaseline) : lines
-  const series = shown.map(line => ({
-    name: line.name,
-    color: line.color,
-    isMain: line.id === main || chosen.has(line.id) || (shown.length <= FEW_LINES && !line.isBaseline),
-    isDimmed: line.isBaseline && line.id !== main && !chosen.has(line.id),
-    isHidden: chosen.size > 0 && !chosen.has(line.id),
-    marks: line.id === main ? marksOn(lines.times, valuesOf(line), trades) : undefined,
-  }))
-  const quantiles = share =>
-    lines.times.map((_, place) =>
-      quantileOf(
-        rated.map(line => valuesOf(line)[place]),
-        share,
-      ),
-    )
-  const band = isEnds ? [0.75, 0.25].map(quantiles) : []
-  const bandSeries = band.map((_, place) => ({
-    name: place ? 'lower quarter' : 'upper quarter',
-    isUnnamed: true,
-    isDimmed: true,
-    isBandTop: place === 0,
-  }))
-  return {
-    equity: [lines.times, [...bandSeries, ...series], [...band, ...shown.map(valuesOf)]],
+/** The lines with one for each entrant of several accounts: the mean of theirs, where all have a value. */
+function joined(lines, entrants = []) {
+  const byId = new Map(lines.map(line => [line.id, line]))
+  for (const { modelId, modelName, modelIds } of entrants) {
+    const those = modelIds.flatMap(id => byId.get(id) ?? [])
+    if (modelIds.length < 2 || !those.length) continue
+    const meanOf = key =>
+      averageOf(those.map(line => line[key])).map((mean, place) => (those.some(line => line[key][place] == null) ? null : mean))
+    modelIds.forEach(id => byId.delete(id))
+    byId.set(modelId, { ...those[0], id: modelId, name: modelName, values: meanOf('values'), returns: meanOf('returns') })
   }
+  return Object.assign([...byId.values()], { times: lines.times })
 }
 
-/** The closes of trades on a curve, each at the last value before it. */
-function marksOn(times, values, trades = []) {
-  return trades.flatMap(trade => {
-    const at = Date.parse(trade.closedAt) / 1000
-    const place = times.findLastIndex(time => time <= at)
-    return place < 0 || values[place] == null
-      ? []
-      : [{ at, value: values[place], kind: trade.netPnl > 0 ? 'gain' : 'loss', href: `#/trades/${trade.id}` }]
+/** What is drawn of lines: the chosen ones in front of the others, with `trades` marked on `marked`. */
+function drawingOf(lines, chosen, isMoney, marked, trades) {
+  const valuesOf = line => (isMoney ? line.values : line.returns)
+  const rated = lines
+    .filter(line => line.returns.at(-1) != null)
+    .sort((line, other) => other.returns.at(-1) - line.returns.at(-1))
+  const told = new Set(lines.length <= FEW_LINES ? lines : [...rated.slice(0, BEST), ...rated.slice(-WORST)])
+  const series = lines.map(line => {
+    const isChosen = line.id === marked || chosen.has(line.id)
+    return {
+      name: line.name,
+      color: line.color,
+      isMain: isChosen || (told.has(line) && !line.isBaseline && !chosen.size),
+      isDimmed: (line.isBaseline || !told.has(line)) && !isChosen,
+      isDashed: line.isBaseline,
+      isFaint: chosen.size > 0 && !isChosen,
+      marks: line.id === marked ? marksOn(lines.times, valuesOf(line), trades) : undefined,
+    }
   })
+  return [lines.times, series, lines.map(valuesOf)]
+}
+
+const heldOf = text => JSON.parse(text).map(([id, openedAt]) => ({ id, openedAt }))
+
+/** The entries and exits of trades on a curve, each at the last value before it. */
+function marksOn(times, values, trades) {
+  const markOf = (text, kind, trade) => {
+    const at = Date.parse(text) / 1000
+    const place = times.findLastIndex(time => time <= at)
+    return place < 0 || values[place] == null ? [] : [{ at, value: values[place], kind, href: `#/trades/${trade.id}` }]
+  }
+  return trades.flatMap(trade => [
+    ...markOf(trade.openedAt, 'entry', trade),
+    ...(trade.closedAt ? markOf(trade.closedAt, trade.netPnl > 0 ? 'gain' : 'loss', trade) : []),
+  ])
 }

@@ -4,7 +4,7 @@ import { useAnswer } from './answers.js'
 import { Declared, Facts, Pending, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
 import { isolated, moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
-import { entrantName, useModels } from './models.js'
+import { useModels } from './models.js'
 import { compare } from './order.js'
 
 const REFERENCES = {
@@ -73,7 +73,7 @@ export function ModelEvidence({ id, window }) {
 
 function Differences({ one, known, market }) {
   const [least, most] = scaleOfDifferences(one.differences)
-  const color = known.colorOf(one.modelId, one.variant)
+  const color = known.colorOf(one.modelIds[0], one.variant)
   const nameOf = each =>
     each.reference === 'bestOther' && each.referenceId
       ? html`the best other: <${ModelName} id=${each.referenceId}
@@ -221,8 +221,6 @@ export function EvidenceTable({ window, variant = 'all', children }) {
   </${Panel}>${(entry.data || entry.error) && children}`
 }
 
-const nameOf = one => (one.replicates ? entrantName(one.replicates.modelIds, [one.modelName]) : one.modelName)
-
 /** The entrants of an answer of getEvidence, on the dashboard or in a report, whose models have no pages to link to. */
 export function EvidenceBoard({ answer, known, isLinked = true }) {
   const entrants = [...answer.entrants].sort(
@@ -245,6 +243,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       [`${title}, 95 % high, %`]: of(one, reference)?.interval?.high,
       [`${title}, verdict`]: of(one, reference)?.verdict,
     }),
+    className: 'mid',
     cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
   })
   const isSplit = new Set(entrants.map(one => one.amongBest)).size > 1
@@ -255,9 +254,9 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       isText: true,
       isHead: true,
       by: one => one.modelName,
-      csv: one => ({ Entrant: nameOf(one), 'Model id': one.modelId, Number: one.entrant }),
-      cell: one => html`<${ModelName} id=${one.replicates ? '' : one.modelId}
-      name=${nameOf(one)} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked && !one.replicates} /><${Declared}
+      csv: one => ({ Entrant: one.modelName, 'Model id': one.modelId, Number: one.entrant }),
+      cell: one => html`<${ModelName} id=${one.modelId}
+      name=${one.modelName} color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${isLinked && one.modelIds.length === 1} /><${Declared}
         by=${one.declared} />${
           one.endedAt &&
           html` <span class="badge"
@@ -278,16 +277,17 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     {
       key: 'account',
       title: 'Account',
-      className: 'narrow-hide wide',
+      className: 'wide',
       isOptional: true,
-      by: one => (one.replicates ? null : one.account?.returnPercent), // the account of one is no mean
-      csv: one => ({ 'Account, %': one.replicates ? null : one.account?.returnPercent }),
+      by: one => (one.modelIds.length > 1 ? null : one.account?.returnPercent), // the account of one is no mean
+      csv: one => ({ 'Account, %': one.modelIds.length > 1 ? null : one.account?.returnPercent }),
       cell: one =>
         html`<span class=${tone(one.account?.returnPercent)}
-          title=${one.replicates ? 'a mean of several accounts' : accountOf(one)}>${one.replicates ? '–' : signedPercent(one.account?.returnPercent, 1)}</span>`,
+          title=${one.modelIds.length > 1 ? 'a mean of several accounts' : accountOf(one)}>${one.modelIds.length > 1 ? '–' : signedPercent(one.account?.returnPercent, 1)}</span>`,
     },
     {
       key: 'best',
+      className: 'mid',
       title: 'Best?',
       isText: true,
       isOptional: true,
@@ -305,12 +305,13 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     },
     {
       key: 'interval',
+      className: 'mid',
       title: '95 % interval, one look',
       isText: true,
       by: one => one.interval?.low,
       csv: one => ({ '95 % low, %': one.interval?.low, '95 % high, %': one.interval?.high }),
       cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
-      value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />`,
+      value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelIds[0], one.variant)} />`,
     },
     against('ruleAgent', 'Rule agent'),
     against('holdNothing', 'Nothing held'),
@@ -318,6 +319,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     against('bestOther', 'Best other'),
     {
       key: 'smallest',
+      className: 'mid',
       title: 'Detectable from',
       isOptional: true,
       by: one => of(one, 'holdNothing')?.smallestDifference,
@@ -335,6 +337,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     },
     entrants.some(one => one.replicates) && {
       key: 'spread',
+      className: 'mid',
       title: 'Spread',
       by: one => one.replicates?.spreadPercent,
       cell: one =>
@@ -431,7 +434,7 @@ export function summaryOf({ best, entrants, season, resolution }, known) {
     'They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.'
   const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
-  const name = isolated(known.byId.get(best)?.name ?? first.modelName)
+  const name = isolated(first.modelName)
   if (first.rank?.among === 1)
     return `${separable} Only ${name} has a rank, so it has no other to be compared with. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length

@@ -9,7 +9,7 @@ import { ModelBehaviour, ModelEvidence } from './evidence.js'
 import { figureOf, moment, number, percent, signed, signedPercent, tone, whole, wonOf } from './format.js'
 import { html, useMemo } from './lib.js'
 import { useModels, useWindow } from './models.js'
-import { Positions, TradeTotals, Trades, useTrades } from './trades.js'
+import { Positions, TradeTotals, Trades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
@@ -59,7 +59,6 @@ function Details({ route, known, model }) {
       (one.baseline ? !one.variant || one.variant === variant : known.isBaseline(one.id) && one.variant === variant),
     [id, known],
   )
-  const { trades } = useTrades({ limit: 200, modelId: id }) // the same input as the table below
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   return html`
@@ -98,7 +97,7 @@ function Details({ route, known, model }) {
         note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} only=${only} main=${id} trades=${trades} />
+      <${Curves} window=${window} only=${only} main=${id} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${ModelBehaviour} id=${id} />

@@ -1,7 +1,6 @@
 // @ts-check
 // Shared knowledge of models and variants: colors, and which of them are rule baselines.
 import { knownAnswer, knownReport, useAnswer } from './answers.js'
-import { identityOf, neutral } from './colors.js'
 import { useMemo } from './lib.js'
 import { compare } from './order.js'
 
@@ -18,16 +17,8 @@ export function useModels() {
   const models = useAnswer('models.getModels')
   const variants = useAnswer('variants.getVariants', {}, 0)
   return useMemo(() => {
-    // By age, so that a model keeps its color when others are added.
-    const byId = new Map(
-      (models.data?.models ?? []).map((one, place) => [
-        one.id,
-        { ...one, color: one.colorChosen ? one.color : identityOf(place) },
-      ]),
-    )
-    const byVariant = new Map(
-      (variants.data?.variants ?? []).map(one => [one.id, { ...one, color: neutral(one.color) }]),
-    )
+    const byId = new Map((models.data?.models ?? []).map(one => [one.id, one]))
+    const byVariant = new Map((variants.data?.variants ?? []).map(one => [one.id, one]))
     const hasOthers = [...byId.values()].some(one => one.provider !== 'rules')
     return {
       entry: models,

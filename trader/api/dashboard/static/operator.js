@@ -128,7 +128,14 @@ function Events({ notes }) {
       cell: one => html`<${Time} at=${one.since} />`,
     },
     { key: 'kind', title: 'Kind', isText: true, by: one => one.label, cell: one => one.label },
-    { key: 'until', title: 'Until', isText: true, by: one => one.until, cell: one => moment(one.until) },
+    {
+      key: 'until',
+      className: 'mid',
+      title: 'Until',
+      isText: true,
+      by: one => one.until,
+      cell: one => moment(one.until),
+    },
     { key: 'text', title: 'What', isText: true, className: 'wrap', by: one => one.text, cell: one => one.text },
   ]
   return html`<${Panel} title="Halts and alarms, seven days"><${Table} label="Halts and alarms" columns=${columns} rows=${notes}
@@ -152,6 +159,7 @@ function Costs({ costs, since, budgets, known }) {
     modelColumn(known),
     Object.keys(budgets).length > 0 && {
       key: 'budget',
+      className: 'mid',
       title: 'Budget a day',
       by: one => one.budget,
       cell: one =>
@@ -160,7 +168,7 @@ function Costs({ costs, since, budgets, known }) {
     ...days.map((each, place) => ({
       key: each,
       title: place ? day(each) : 'Today',
-      className: place > 2 ? 'wide' : '',
+      className: place > 2 ? 'wide' : place ? 'mid' : '',
       by: one => one.usd[each],
       cell: one => html`<span class=${one.usd[each] > one.budget ? 'loss' : ''}>${number(one.usd[each])}</span>`,
     })),
@@ -179,7 +187,13 @@ const seconds = value => `${number(value, 1)} s`
 
 const activityColumns = known => [
   modelColumn(known),
-  { key: 'invocations', title: 'Invocations', by: one => one.invocations, cell: one => whole(one.invocations) },
+  {
+    key: 'invocations',
+    className: 'mid',
+    title: 'Invocations',
+    by: one => one.invocations,
+    cell: one => whole(one.invocations),
+  },
   {
     key: 'failed',
     title: 'Failed',
@@ -187,13 +201,25 @@ const activityColumns = known => [
     cell: one =>
       html`${whole(one.failed)} <span class="sub">${percent((100 * one.failed) / one.invocations, 1)}</span>`,
   },
-  { key: 'median', title: 'Median', by: one => one.medianSeconds, cell: one => seconds(one.medianSeconds) },
-  { key: 'slow', title: '95 % within', by: one => one.slowSeconds, cell: one => seconds(one.slowSeconds) },
+  {
+    key: 'median',
+    className: 'mid',
+    title: 'Median',
+    by: one => one.medianSeconds,
+    cell: one => seconds(one.medianSeconds),
+  },
+  {
+    key: 'slow',
+    className: 'mid',
+    title: '95 % within',
+    by: one => one.slowSeconds,
+    cell: one => seconds(one.slowSeconds),
+  },
   {
     key: 'last',
     title: 'Last failure',
     isText: true,
-    className: 'wrap',
+    className: 'wrap mid',
     by: one => one.lastFailure,
     cell: one => one.lastFailure ?? 'none',
   },

@@ -1,72 +1,81 @@
 // @ts-check
-// The overview: who leads, the curves, all accounts together, the leaderboard, positions and events.
-import { useAnswer } from './answers.js'
-import { Board } from './board.js'
-import { Tile, useStages } from './components.js'
+// The overview, one screen: the strip, the standings, the chart, and beside it what models say, do and hold.
+import { useChosen } from './address.js'
+import { Conversations } from './conversations.js'
+import { useStages } from './components.js'
 import { Curves } from './curves.js'
 import { Feed } from './feed.js'
-import { figureOf, moment, number, signed, signedPercent, tone, whole } from './format.js'
-import { html, useState } from './lib.js'
-import { Leader } from './leader.js'
+import { html, useEffect, useState } from './lib.js'
 import { useWindow } from './models.js'
-import { useLive } from './store.js'
-import { Positions, positionsOf } from './trades.js'
+import { Leader, Standings, useStandings } from './standings.js'
+import { Strip } from './strip.js'
+import { Positions, Trades } from './trades.js'
+import { Kiosk } from './kiosk.js'
+
+const WIDE = [
+  ['chat', 'Chat'],
+  ['events', 'Events'],
+  ['positions', 'Positions'],
+]
+const NARROW = [
+  ['standings', 'Standings'],
+  ['chat', 'Chat'],
+  ['positions', 'Positions'],
+  ['trades', 'Trades'],
+]
+const narrow = matchMedia('(max-width: 760px)')
+
+function useNarrow() {
+  const [isNarrow, setNarrow] = useState(narrow.matches)
+  useEffect(() => {
+    const change = () => setNarrow(narrow.matches)
+    narrow.addEventListener('change', change)
+    return () => narrow.removeEventListener('change', change)
+  }, [])
+  return isNarrow
+}
 
 export function Overview({ route }) {
-  const [window, setWindow] = useWindow(route)
+  const [window] = useWindow(route)
+  const isKiosk = (route.query.get('tv') ?? new URLSearchParams(location.search).get('tv')) === '1'
+  return isKiosk ? html`<${Kiosk} window=${window} />` : html`<${Arena} window=${window} />`
+}
+
+function Arena({ window }) {
+  const isNarrow = useNarrow()
   const [isDrawn, setDrawn] = useState(false)
-  const stage = useStages(isDrawn, 4)
-  return html`
-    <div class="split">
-      <div class="stack">
-        <${Leader} window=${window} />
-        <${Curves} window=${window} onDrawn=${() => setDrawn(true)} />
-        ${stage > 0 && html`<${Summary} />`}
-        ${stage > 1 && html`<${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}
-        ${stage > 3 && html`<${Positions} isCompact=${true} />`}
-      </div>
-      <div class="side">${stage > 2 && html`<${Feed} window=${window} />`}</div>
-    </div>`
+  const stage = useStages(isDrawn, 1)
+  const standings = useStandings(window)
+  const list = html`<${Standings} window=${window} standings=${standings} />`
+  return html`<div class="arena">
+    ${!isNarrow && html`<${Strip} />`}
+    <div class="left"><${Leader} standings=${standings} />${!isNarrow && list}</div>
+    <${Curves} window=${window} entrants=${standings.board.data?.entries} isWhole=${true} onDrawn=${() => setDrawn(true)} />
+    <${Tabs} tabs=${isNarrow ? NARROW : WIDE} window=${window} list=${list} isReady=${stage > 0} key=${isNarrow} />
+  </div>`
 }
 
-/** All accounts of models together, from the live streams: the first four add up to the equity. */
-function Summary() {
-  const state = useLive()
-  const stats = useAnswer('analytics.getModelStats', { variant: 'all' }) // the same input as the leaderboard
-  const run = useAnswer('analytics.getRunInfo')
-  const snapshots = state.portfolio?.snapshots ?? []
-  const ids = new Set(snapshots.map(snapshot => snapshot.modelId))
-  const overall = (stats.data?.overall ?? []).filter(row => ids.has(row.modelId))
-  const held = positionsOf(state, position => ids.has(position.modelId))
-  const equity = sum(snapshots, snapshot => snapshot.netPortfolio)
-  const unrealized = sum(snapshots, snapshot => snapshot.unrealizedPnl)
-  const realized = sum(overall, row => figureOf(row.totalPnl))
-  const cost = sum(
-    overall.filter(row => !row.costIsDeclared),
-    row => figureOf(row.costUsd),
-  )
-  const capital = sum(overall, row => row.startValue)
-  const known = overall.length > 0 && overall.length === ids.size
-  const equityOf = state.portfolio ? `= Equity of ${whole(snapshots.length)} models` : '= Equity'
-  const paid = equity - capital - realized - unrealized
-  const show = (value, write = number) => (known ? write(value) : '–')
-  return html`<section class="panel summary" aria-label="All accounts together"><div class="body tiles">
-    <${Tile} label="Start" value=${show(capital)} note=${run.data ? `since ${moment(run.data.runStartTime)}` : ''} />
-    <${Tile} label="+ Realized, net" value=${show(realized, signed)} kind=${tone(realized)}
-      note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
-    <${Tile} label="+ Unrealized" value=${show(unrealized, signed)} kind=${tone(unrealized)}
-      note=${state.positions ? `${whole(held.length)} open positions` : ''} />
-    <${Tile} label="+ Paid for open positions" value=${show(paid, signed)} kind=${tone(paid)}
-      note="fees and funding so far" />
-    <${Tile} label=${equityOf} value=${show(equity)}
-      note=${
-        known &&
-        html`<span
-        class=${tone(equity - capital)}>${signedPercent(capital > 0 ? (100 * equity) / capital - 100 : null)}</span> since the start`
-      } />
-    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'}
-      note=${run.data ? `${whole(run.data.invocations)} invocations; not in the equity` : ''} />
-  </div></section>`
+/** The panels beside the chart, one at a time; the address keeps which. */
+function Tabs({ tabs, window, list, isReady }) {
+  const [chosen, choose] = useChosen('tab', '')
+  const tab = tabs.find(([key]) => key === chosen)?.[0] ?? tabs[0][0]
+  const move = event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
+    if (!step) return
+    const place = tabs.findIndex(([key]) => key === tab)
+    choose(tabs.at((place + step) % tabs.length)[0])
+    event.currentTarget.children[(place + step + tabs.length) % tabs.length].focus()
+  }
+  const panels = {
+    standings: () => list,
+    chat: () => html`<${Conversations} title="Chat" groups=${30} isSide=${true} />`,
+    events: () => html`<${Feed} window=${window} />`,
+    positions: () => html`<${Positions} isCompact=${true} />`,
+    trades: () => html`<${Trades} hasFilter=${false} isCompact=${true} />`,
+  }
+  return html`<div class="tabs"><div role="tablist" aria-label="Beside the chart" onKeyDown=${move}>${tabs.map(
+    ([key, name]) => html`<button type="button" role="tab" key=${key} id=${`tab-${key}`} aria-controls="tab-panel"
+      aria-selected=${key === tab ? 'true' : 'false'} tabindex=${key === tab ? 0 : -1} onClick=${() => choose(key)}>${name}</button>`,
+  )}</div>
+    <div role="tabpanel" id="tab-panel" aria-labelledby=${`tab-${tab}`}>${(isReady || tab === 'standings') && panels[tab]()}</div></div>`
 }
-
-const sum = (list, of) => list.reduce((total, item) => total + (of(item) ?? 0), 0)

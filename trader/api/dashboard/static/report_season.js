@@ -4,8 +4,8 @@ import { THICK, averageOf, axes, timeChart } from './charts.js'
 import { inks, onGround, onScheme } from './colors.js'
 import { Key, Tile, scaleOf, useChart } from './components.js'
 import { EvidenceBoard, boundsOf } from './evidence.js'
-import { clock, day, number, percent, signed, signedPercent, tone, whole } from './format.js'
-import { html, useMemo, useState } from './lib.js'
+import { number, percent, signed, signedPercent, tone, whole } from './format.js'
+import { html, useMemo } from './lib.js'
 import { Section, Sheet, figure, gain, interval, text } from './report.js'
 
 const HEIGHT = 260
@@ -124,15 +124,15 @@ function Chart({ content, variant, valuesOf, top }) {
   const { times } = content
   const lines = useMemo(() => linesOf(content, variant), [])
   const values = useMemo(() => lines.map(one => valuesOf(one.values)), [])
-  const [at, setAt] = useState(null)
   if (times.length < 2) return html`<div class="chart">A line needs two hours; there is one so far.</div>`
-  const show = (value, places) => `${number(value, places)} %`
-  const options = { height: HEIGHT, show, onCursor: setAt, top }
-  const place = at ?? times.length - 1
-  const shown = lines.flatMap((one, line) => (one.isMain ? [`${one.name} ${signedPercent(values[line][place])}`] : []))
-  const moment = times[place] * 1000
-  return html`<${Drawn} make=${host => timeChart(host, times, lines, values, options)} />
-    <p class="small figure">${day(moment)}, ${clock(moment, false)}: ${shown.join(' · ')}</p>`
+  const options = {
+    height: HEIGHT,
+    show: (value, places) => `${number(value, places)} %`,
+    write: signedPercent,
+    ends: true,
+    top,
+  }
+  return html`<${Drawn} make=${host => timeChart(host, times, lines, values, options)} />`
 }
 
 /** The lines of a chart: the variants and the references or, for one variant, its average and its models as thin lines. */
@@ -142,7 +142,7 @@ function linesOf({ variants, references }, variant) {
     const average = { name: `${label}, average`, color, isMain: true, values: averageOf(models.map(one => one.values)) }
     return variant ? [...models.map(one => ({ ...one, color, isDimmed: true })), average] : [average]
   })
-  const dashed = references.map(one => ({ ...one, color: inks().text, isMain: true, isDimmed: true }))
+  const dashed = references.map(one => ({ ...one, color: inks().text, isMain: true, isDashed: true }))
   return variant ? lines : [...lines, ...dashed]
 }
 

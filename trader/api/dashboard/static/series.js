@@ -1,6 +1,6 @@
 // @ts-check
 // Series of a strategy in a chart of candles: lines over the candles, or each in a panel of its own below them.
-import { identityOf, onGround } from './colors.js'
+import { SERIES, onGround } from './colors.js'
 import { number, price } from './format.js'
 import { html } from './lib.js'
 
@@ -8,7 +8,7 @@ export const PANEL_PX = 110
 const LINE_PX = 1.5
 const QUIET = { lastValueVisible: false, priceLineVisible: false }
 
-const colorOf = place => onGround(identityOf(place))
+const colorOf = place => onGround(SERIES[place % SERIES.length])
 
 /**
  * A line as a custom series of lightweight-charts: rows of {time, bar, value}, or without a value. The chart computes x

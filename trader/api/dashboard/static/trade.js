@@ -138,12 +138,19 @@ function Fills({ trade }) {
     },
     {
       key: 'side',
+      className: 'mid',
       title: 'Side',
       isText: true,
       by: fill => fill.side,
       cell: fill => html`<${Side} side=${fill.side} />`,
     },
-    { key: 'quantity', title: 'Quantity', by: fill => Number(fill.quantity), cell: fill => quantity(fill.quantity) },
+    {
+      key: 'quantity',
+      className: 'mid',
+      title: 'Quantity',
+      by: fill => Number(fill.quantity),
+      cell: fill => quantity(fill.quantity),
+    },
     { key: 'price', title: 'Price', by: fill => Number(fill.price), cell: fill => price(fill.price) },
     {
       key: 'fee',
@@ -153,6 +160,7 @@ function Fills({ trade }) {
     },
     {
       key: 'cause',
+      className: 'mid',
       title: 'By',
       isText: true,
       by: fill => fill.cause,

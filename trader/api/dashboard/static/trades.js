@@ -37,7 +37,7 @@ const VARIANT_COLUMN = {
   key: 'variant',
   title: 'Variant',
   isText: true,
-  className: 'narrow-hide wide',
+  className: 'wide',
   by: one => one.modelVariant,
   cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
 }
@@ -56,7 +56,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   const rows = positionsOf(state, only)
   const columns = [
     hasNames && modelColumn(known),
-    hasNames && !isCompact && VARIANT_COLUMN,
+    hasNames && { ...VARIANT_COLUMN, isSaved: isCompact },
     MARKET_COLUMN,
     {
       key: 'pnl',
@@ -70,6 +70,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'notional',
       title: 'Notional',
+      className: 'mid',
       by: one => numeric(one.notional),
       csv: one => ({ Notional: numeric(one.notional), Quantity: numeric(one.quantity) }),
       cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>`,
@@ -77,6 +78,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'mark',
       title: 'Mark',
+      className: 'mid',
       by: one => numeric(one.currentPrice),
       csv: one => ({ Mark: numeric(one.currentPrice), Entry: numeric(one.entryPrice) }),
       cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>`,
@@ -84,22 +86,31 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'stop',
       title: 'Stop',
+      className: 'mid',
       by: stopDistance,
       csv: one => ({ Stop: one.exitPlan.stop, 'To the stop, %': stopDistance(one) }),
       cell: one => html`${price(one.exitPlan.stop)}
       <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>`,
     },
-    !isCompact && {
+    {
       key: 'liquidation',
+      isSaved: isCompact,
       title: 'Liquidation',
       className: 'wide',
       by: one => numeric(one.liquidationPrice),
       cell: one => price(one.liquidationPrice),
     },
-    { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
+    {
+      key: 'target',
+      title: 'Target',
+      className: 'mid',
+      by: one => one.exitPlan.target,
+      cell: one => price(one.exitPlan.target),
+    },
     {
       key: 'opened',
       title: 'Opened',
+      className: 'mid',
       by: one => one.openedAt,
       cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />`,
     },
@@ -145,8 +156,8 @@ function Exposure({ state }) {
     })
   const columns = [
     modelColumn(known),
-    { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
-    { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
+    { key: 'long', title: 'Long', className: 'mid', by: row => row.long, cell: row => number(row.long) },
+    { key: 'short', title: 'Short', className: 'mid', by: row => row.short, cell: row => number(row.short) },
     { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
     {
       key: 'share',
@@ -154,8 +165,14 @@ function Exposure({ state }) {
       by: row => row.share,
       cell: row => (row.share == null ? '–' : times(row.share)),
     },
-    { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
-    { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
+    { key: 'margin', title: 'Margin', className: 'mid', by: row => row.margin, cell: row => number(row.margin) },
+    {
+      key: 'cash',
+      title: 'Available cash',
+      className: 'mid',
+      by: row => row.availableCash,
+      cell: row => number(row.availableCash),
+    },
   ]
   return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20}
     isEven=${true} empty="No account holds a position." /></${Panel}>`
@@ -264,7 +281,15 @@ function useTradeFilter({ modelId, variant, symbol = undefined }) {
 
 const heldMs = trade => Date.parse(trade.closedAt) - Date.parse(trade.openedAt)
 
-export function Trades({ modelId, variant, symbol, title = 'Trades', limit = PAGE, hasFilter = true }) {
+export function Trades({
+  modelId,
+  variant,
+  symbol,
+  title = 'Trades',
+  limit = PAGE,
+  hasFilter = true,
+  isCompact = false,
+}) {
   const known = useModels()
   const { input: filter, tools, isFiltered } = useTradeFilter({ modelId, variant, symbol })
   const input = { limit, ...filter }
@@ -315,9 +340,16 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
       cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />`,
     },
     hasModel && modelColumn(known),
-    hasVariant && VARIANT_COLUMN,
+    { ...VARIANT_COLUMN, isSaved: !hasVariant },
     MARKET_COLUMN,
-    { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
+    {
+      key: 'reason',
+      title: 'Closed by',
+      isText: true,
+      className: 'mid',
+      by: one => one.closeReason,
+      cell: one => one.closeReason,
+    },
     {
       key: 'net',
       title: 'Net',
@@ -328,20 +360,21 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
     {
       key: 'gross',
       title: 'Gross',
-      className: 'narrow-hide wide',
+      className: 'wide',
       by: one => one.grossPnl,
       cell: one => html`<${Money} value=${one.grossPnl} />`,
     },
     {
       key: 'fees',
       title: 'Fees',
+      className: 'mid',
       by: one => one.fees,
       cell: one => number(one.fees),
     },
     {
       key: 'funding',
       title: 'Funding',
-      className: 'narrow-hide wide',
+      className: 'wide',
       by: one => one.funding,
       cell: one => number(one.funding),
     },
@@ -355,18 +388,21 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
     {
       key: 'entry',
       title: 'Entry',
+      className: 'mid',
       by: one => one.entryPrice,
       cell: one => price(one.entryPrice),
     },
     {
       key: 'exit',
       title: 'Exit',
+      className: 'mid',
       by: one => one.exitPrice,
       cell: one => price(one.exitPrice),
     },
     {
       key: 'held',
       title: 'Held',
+      className: 'mid',
       by: heldMs,
       csv: one => ({ Opened: one.openedAt, 'Held, s': heldMs(one) / 1000 }),
       cell: one => span(heldMs(one)),
@@ -380,6 +416,7 @@ const PARTS = [
   ['market', 'Market'],
   ['side', 'Side'],
   ['reason', 'Closed by'],
+  ['model', 'Model'],
 ]
 
 /**
@@ -391,12 +428,22 @@ export function TradeTotals({ modelId, variant, children }) {
   const { input, tools, isFiltered } = useTradeFilter({ modelId, variant })
   const entry = useAnswer('analytics.getTradeTotals', { by, ...input })
   const rows = entry.data?.rows ?? []
+  const known = useModels()
+  const nameOf = key => (by === 'model' ? known.nameOf(key) : key)
   const columns = [
-    { key: 'key', title: PARTS.find(([key]) => key === by)[1], isText: true, by: row => row.key, cell: row => row.key },
+    {
+      key: 'key',
+      title: PARTS.find(([key]) => key === by)[1],
+      isText: true,
+      isHead: true,
+      by: row => nameOf(row.key),
+      cell: row => nameOf(row.key),
+    },
     { key: 'trades', title: 'Trades', by: row => row.trades, cell: row => whole(row.trades) },
     {
       key: 'won',
       title: 'Won',
+      className: 'mid',
       by: row => row.won / row.trades,
       csv: row => row.won,
       cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>`,
@@ -408,13 +455,19 @@ export function TradeTotals({ modelId, variant, children }) {
       by: row => row.netPnl,
       cell: row => html`<${Money} value=${row.netPnl} />`,
     },
-    { key: 'gross', title: 'Gross', by: row => row.grossPnl, cell: row => html`<${Money} value=${row.grossPnl} />` },
+    {
+      key: 'gross',
+      title: 'Gross',
+      className: 'mid',
+      by: row => row.grossPnl,
+      cell: row => html`<${Money} value=${row.grossPnl} />`,
+    },
     { key: 'fees', title: 'Fees', by: row => row.fees, cell: row => number(row.fees) },
-    { key: 'funding', title: 'Funding', by: row => row.funding, cell: row => number(row.funding) },
+    { key: 'funding', title: 'Funding', className: 'mid', by: row => row.funding, cell: row => number(row.funding) },
   ]
   const days = by === 'day' || by === 'week'
   return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy}
-    options=${PARTS} />`}>
+    options=${PARTS.filter(([key]) => key !== 'model' || !modelId)} />`}>
     <${Pending} entry=${entry} what="The sums" />
     ${
       entry.data &&

@@ -1,0 +1,200 @@
+// @ts-check
+// The standings of a window: who leads and why, and a row for each entrant and for buy and hold, which isolate lines.
+import { useAnswer } from './answers.js'
+import { nameIn, offBoardOf } from './board.js'
+import { Key, ModelName, Panel, Pending } from './components.js'
+import { wordsOn } from './conversations.js'
+import { useAlone, useLines, useRange } from './curves.js'
+import { day, isolated, moment, number, signed, signedPercent, tone } from './format.js'
+import { html, useMemo } from './lib.js'
+import { useModels } from './models.js'
+import { useLive } from './store.js'
+import { positionsOf } from './trades.js'
+
+const BUY_AND_HOLD = 'baseline/buy-and-hold'
+const DAY_S = 86_400
+const SAME_S = 600 // two answers of one window are not of the same minute
+const SPARK_POINTS = 40
+const [SPARK_W, SPARK_H] = [48, 18]
+
+/**
+ * The rows of the board, the best first and those without a rank last, with the lines of their accounts: {one, line,
+ * return_, moved}. A row returns what its lines in the chart do; in a season, what the board of the season says.
+ */
+export function useStandings(window) {
+  const board = useAnswer('analytics.getLeaderboard', { window, variant: 'all', details: true })
+  const { lines } = useLines(window, 'models', undefined, board.data?.entries)
+  const rows = useMemo(() => {
+    if (!board.data || !lines) return null
+    const byId = new Map(lines.map(line => [line.id, line]))
+    const all = board.data.entries.map(one => {
+      const line = byId.get(one.modelId)
+      return { one, line, return_: (board.data.season ? null : line?.returns.at(-1)) ?? one.pnlPercent }
+    })
+    const order = (of, some) =>
+      some
+        .filter(row => of(row) != null)
+        .sort((row, other) => Number(!row.one.rank) - Number(!other.one.rank) || of(other) - of(row))
+    const before = lines.times.findLastIndex(time => time <= lines.times.at(-1) - DAY_S)
+    const places = order(row => row.line?.returns[before], before > 0 ? all : [])
+    const ranked = order(row => row.return_, all)
+    return [...ranked, ...all.filter(row => row.return_ == null)].map((row, place) => ({
+      ...row,
+      moved: places.includes(row) ? places.indexOf(row) - place : null,
+    }))
+  }, [board.data, lines])
+  return { board, rows, hold: lines?.find(line => line.id === BUY_AND_HOLD), times: lines?.times }
+}
+
+export function Leader({ standings: { board, rows, hold, times } }) {
+  const known = useModels()
+  const [first] = rows ?? []
+  return html`<section class="panel leader" aria-label="Who leads">
+    <${Pending} entry=${board} what="The leaderboard" isQuiet=${true} />
+    ${
+      first?.return_ != null
+        ? html`<p class="lead"><${ModelName} id=${first.one.modelId} name=${first.one.modelName}
+            color=${known.colorOf(first.one.modelIds[0])} isLinked=${first.one.replicates === 1} />
+          <b class=${`figure ${tone(first.return_)}`}>${signedPercent(first.return_)}</b>
+          <${Certainty} first=${first.one} entries=${board.data.entries} /></p>
+        <p class="why"><${Why} row=${first} lead=${leadOf(first, hold, times)} bestId=${board.data.bestTradeId} entries=${board.data.entries} /></p>`
+        : html`<p class="soft why">${board.data ? (known.warning ?? 'No model has traded in this window yet.') : !board.error && 'Reading …'}</p>`
+    }
+  </section>`
+}
+
+/** How far the leader is from buy and hold, in words. */
+function leadOf({ one, return_ }, hold, times) {
+  const first = hold?.values.findIndex(value => value != null) ?? -1
+  if (first < 0) return 'Buy and hold has no value to compare with yet'
+  const since = Math.max(times[0], Date.parse(one.since) / 1000)
+  if (times[first] > since + SAME_S)
+    return `Buy and hold is only known since ${moment(1000 * times[first])}, so it is not compared over this window`
+  // A younger entrant is compared from its own start on.
+  const place = times.findLastIndex(time => time <= since)
+  const held = place > first ? (100 * hold.values.at(-1)) / hold.values[place] - 100 : hold.returns.at(-1)
+  return `${number(Math.abs(return_ - held))} points ${return_ >= held ? 'ahead of' : 'behind'} buy and hold (${signedPercent(held)})`
+}
+
+/** How sure its place is, in a word; the title has the reason. */
+function Certainty({ first, entries }) {
+  const verdict = first.details.verdict?.below
+  if (!first.rank) return html`<span class="badge warn" title=${offBoardOf(first)}>not ranked</span>`
+  if (!verdict) return null
+  const name = nameIn(entries, verdict.modelId)
+  if (entries.some(one => one.modelId === verdict.modelId && one.pnlPercent === first.pnlPercent))
+    return html`<span class="badge">tied with ${name}</span>`
+  return verdict.verdict === 'better'
+    ? html`<span class="badge gain" title=${`against ${name}`}>more than luck</span>`
+    : html`<span class="badge" title=${`Its lead over ${name} may be luck${verdict.reason ? `: ${verdict.reason}` : ''}.`}>may be luck</span>`
+}
+
+/** One sentence: the lead, and the closed trade or open position that made the most of it, with the model's own words. */
+function Why({ row: { one, return_ }, lead, bestId, entries }) {
+  const [open] = positionsOf(useLive(), each => one.modelIds.includes(each.modelId) && each.unrealizedPnl > 0).sort(
+    (each, other) => other.unrealizedPnl - each.unrealizedPnl,
+  )
+  const more = entries.find(each => !each.rank && one.rank && each.pnlPercent > return_)
+  const rest =
+    more &&
+    html` ${isolated(more.modelName)} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
+  return bestId || open
+    ? html`${lead}; <${Largest} closedId=${bestId} open=${open} key=${bestId} />${rest}`
+    : html`${lead}. It has won no trade in this window, and has no gain open.${rest}`
+}
+
+function Largest({ closedId, open }) {
+  const closed = useAnswer('trading.getTrade', { id: closedId ?? open.id }, 0).data?.trade
+  if (!closed) return html`reading what made the most of it …`
+  const isOpen = open && (!closedId || open.unrealizedPnl > closed.netPnl)
+  const [one, gain] = isOpen ? [open, Number(open.unrealizedPnl)] : [closed, closed.netPnl]
+  return html`${isOpen ? 'most of it is open: ' : 'its best trade: '}<a class="inline"
+    href=${`#/trades/${one.id}`}>${one.side.toLowerCase()} ${one.symbol}, ${
+      isOpen ? `since ${moment(one.openedAt)}` : day(one.closedAt)
+    }</a>, <b class=${`figure ${tone(gain)}`}>${signed(gain)}</b>. <${Opening} id=${one.id} key=${one.id} />`
+}
+
+/** What a model said of this market when it opened a trade. */
+function Opening({ id }) {
+  const trade = useAnswer('trading.getTrade', { id }, 0).data?.trade
+  return (
+    trade?.invocationId && html`<${Said} id=${trade.invocationId} symbol=${trade.symbol} key=${trade.invocationId} />`
+  )
+}
+
+function Said({ id, symbol }) {
+  const [turn] = useAnswer('models.getInvocations', { invocationId: id }, 0).data?.conversations ?? []
+  const text = turn && wordsOn(turn, symbol)
+  return text && html`<q class="soft" title=${text}><bdi>${text}</bdi></q>`
+}
+
+export function Standings({ window, standings: { board, rows, hold } }) {
+  const known = useModels()
+  const { chosen, toggle } = useAlone()
+  const [[from], [to]] = useRange()
+  const byHand = known.models.filter(one => one.manualSince)
+  const place =
+    hold && rows ? rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < hold.returns.at(-1)) : -1
+  const lines = (rows ?? []).map(
+    (row, rank) => html`<${Row} key=${row.one.modelId} row=${row} place=${row.one.rank ? rank + 1 : '–'} known=${known}
+    isChosen=${chosen.has(row.one.modelId)} onChoose=${() => toggle(row.one.modelId)} />`,
+  )
+  if (hold && rows)
+    lines.splice(
+      place < 0 ? lines.length : place,
+      0,
+      html`<li class="held" key="hold"><span class="place"></span><span class="moved"></span>
+      <span class="name"><${Key} color="" /><span>Buy and hold</span></span>
+      <${Isolate} name="Buy and hold" line=${hold} return_=${hold.returns.at(-1)} isChosen=${chosen.has(BUY_AND_HOLD)} onChoose=${() => toggle(BUY_AND_HOLD)} /></li>`,
+    )
+  return html`<${Panel} title="Standings" className="standings" tools=${html`<a class="small" href=${`#/models?window=${window}`}>All figures</a>`}>
+    <ol class=${`rows ${chosen.size ? 'isolating' : ''}`}>${lines}</ol>
+    ${board.data && rows && !rows.length && html`<p class="empty">No model has traded in this window yet.</p>`}
+    ${(from || to) && html`<p class="note">Of the range that the chart shows.</p>`}
+    ${byHand.length > 0 && html`<p class="note">Traded by hand, so not here: ${byHand.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${one.color} /> `)}</p>`}
+  </${Panel}>`
+}
+
+const ARROWS = { 1: '▲', 0: '', '-1': '▼' }
+
+function Row({ row: { one, line, return_, moved }, place, known, isChosen, onChoose }) {
+  const sign = Math.sign(moved ?? 0)
+  const title =
+    moved == null
+      ? 'its place a day ago is not known'
+      : `${moved > 0 ? 'up' : moved < 0 ? 'down' : 'unchanged'} since yesterday`
+  const [name] = one.modelName.split(/ \(mean of \d+\)$/)
+  return html`<li><span class="place" title=${one.rank ? '' : `not ranked: ${offBoardOf(one)}`}>${place}</span>
+    <span class=${`moved ${sign > 0 ? 'gain' : sign < 0 ? 'loss' : ''}`} title=${title}>${ARROWS[sign]}${sign ? Math.abs(moved) : ''}</span>
+    <span class="named" title=${one.modelName}><${ModelName} id=${one.replicates === 1 ? one.modelId : ''} name=${name} color=${known.colorOf(one.modelIds[0], one.variant)}
+      isLinked=${one.replicates === 1} />${one.replicates > 1 && html`<span class="soft small" title=${one.modelName}>×${one.replicates}</span>`}</span>
+    <${Isolate} name=${one.modelName} line=${line} return_=${return_} isChosen=${isChosen} onChoose=${onChoose} /></li>`
+}
+
+/** A button with a sparkline and the return, which brings the line out in the chart. */
+const Isolate = ({
+  name,
+  line,
+  return_,
+  isChosen,
+  onChoose,
+}) => html`<button type="button" aria-pressed=${isChosen ? 'true' : 'false'}
+    title=${`Bring out ${name} in the chart`} onClick=${onChoose}><${Spark} values=${line?.returns ?? []} />
+  <b class=${`figure ${tone(return_)}`}>${signedPercent(return_)}</b></button>`
+
+/** A small line of values, gray, on a scale of its own. */
+export function Spark({ values }) {
+  const known = values.filter(value => value != null)
+  const step = Math.max(1, (known.length - 1) / SPARK_POINTS)
+  const shown = Array.from(
+    { length: Math.floor((known.length - 1) / step) + 1 },
+    (_, place) => known[Math.round(place * step)],
+  )
+  const [low, high] = [Math.min(...shown), Math.max(...shown)]
+  const points = shown.map(
+    (value, place) =>
+      `${((place * SPARK_W) / Math.max(1, shown.length - 1)).toFixed(1)},${(1 + ((high - value) * (SPARK_H - 2)) / (high - low || 1)).toFixed(1)}`,
+  )
+  return html`<svg class="spark" viewBox=${`0 0 ${SPARK_W} ${SPARK_H}`} width=${SPARK_W} height=${SPARK_H} aria-hidden="true">
+    ${shown.length > 1 && html`<polyline points=${points.join(' ')} />`}</svg>`
+}
