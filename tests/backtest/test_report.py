@@ -82,7 +82,9 @@ async def words_of(
 ) -> str:
     """Return the text of a report on accounts with one trade in each variant, with a line between any two elements."""
     chromium_program()
-    trade = RunTrade(1, Decimal("0.95"), Decimal(100), True, None, START, START + timedelta(hours=1), close_reason, Decimal(0))
+    trade = RunTrade(
+        1, Decimal("0.95"), Decimal(100), True, None, START, START + timedelta(hours=1), close_reason, Decimal(0)
+    )
     for each in standings:
         each.run.add_trades([trade])
     models = {each.account.model_id: rule_model(VariantId(each.account.variant), START) for each in standings}

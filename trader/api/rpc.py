@@ -276,14 +276,14 @@ class Dispatcher:
             raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
         if declared.scope is not None:
             return (require_agent(caller, declared.scope, declared.name),)
-        is_guarded = declared.changes or declared.private if self._is_public else declared.changes
+        is_guarded = declared.changes or declared.operates or (declared.private and self._is_public)
         is_open = not self._has_api_token and not self._is_public and caller.credential is None
         if not is_guarded or is_open:
             return ()
         if not self._has_api_token and caller.credential is None:
             raise Forbidden(f"{declared.name} is not available: PUBLIC=on makes this service read-only")
-        changing: Scope = "operate" if declared.operates else "trade"
-        require_operator(caller, changing if declared.changes else "read", declared.name)
+        scope: Scope = "operate" if declared.operates else "trade" if declared.changes else "read"
+        require_operator(caller, scope, declared.name)
         return ()
 
     async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:

@@ -251,7 +251,7 @@ async def _conclude(
     (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
     if evidence is not None:
         report = await make_report(
-            run, source, spec.conditions.recording.name, labelled(standings, run), runs, baselines, evidence
+            run, source, spec.conditions.recording.name, labelled(standings, run), runs, baselines, evidence, value
         )
         (spec.out / REPORT).write_text(page(report), encoding="utf-8")
     return value, standings

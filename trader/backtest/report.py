@@ -36,8 +36,9 @@ async def make_report(
     runs: Mapping[str, RunStatistics],
     references: Mapping[str, RunStatistics],
     evidence: EvidenceReport,
+    value: Mapping[str, Any],
 ) -> SeasonReport:
-    """Return the report of a backtest up to the time reached. `references` are the statistics of the baselines."""
+    """Return the report of a backtest, whose result is `value`. `references` are the statistics of the baselines."""
     by_id = {each.account.id: each for each in run.accounts}
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
     baselines = {each.baseline: references[each.baseline.id] for each in run.baselines if each.hours}
@@ -58,6 +59,7 @@ async def make_report(
         evidence,
         references={name: percent_curve(each) for name, each in held.items()},
         backtest={
+            "conditions": {name: value[name] for name in _CONDITIONS},
             "figures": figures,
             **_months([*((standing.account.name, standing.run) for standing in standings), *held.items()]),
             "listings": list(listing_lines(listings_value(run.market.markets))),
@@ -65,6 +67,8 @@ async def make_report(
         },
     )
 
+
+_CONDITIONS: Final = ("seed", "preset", "capital", "takerFeeBps", "makerFeeBps", "latencyMs", "cadence", "strategy")
 
 _Ranked = Sequence[tuple[RankedModel, ModelAccount]]
 

@@ -206,7 +206,14 @@ def sweep_page(name: str, value: Mapping[str, Any]) -> str:
         row | {"metric": "Infinity"} if row["metric"] is not None and not isfinite(row["metric"]) else row
         for row in value["parameters"]
     ]
-    shown = {"by": value["by"], "runs": len(value["runs"]), "lines": list(trial_lines(value)), "parameters": parameters}
+    best = next((each for each in value["runs"] if each["name"] == value.get("best")), None)
+    shown = {
+        "best": best,
+        "by": value["by"],
+        "runs": len(value["runs"]),
+        "lines": list(trial_lines(value)),
+        "parameters": parameters,
+    }
     return report_page("sweep", f"Sweep: {name}", {"name": name, **shown})
 
 

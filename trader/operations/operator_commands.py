@@ -141,6 +141,16 @@ class OperatorCommands:
                 log.warning("the resting orders of %s are not canceled yet: %s", scope(account_id), error)
         return taken
 
+    async def flatten(self, account_id: str | None, reason: str, by: str) -> OperatorCommand:
+        """Halt one account or, if None, all of them, and write the command that closes their positions.
+
+        :raises Unavailable: the database cannot answer now; nothing is closed
+        """
+        command = OperatorCommand(id=uuid4(), verb=Verb.FLATTEN, account_id=account_id, reason=reason, asked_by=by)
+        async with self._database.transaction() as conn:
+            await store.insert_halting_command(conn, command)
+        return command
+
     async def resume(self, account_id: str | None, reason: str, by: str) -> Sequence[HaltCause]:
         """Lift the halts of one account or, if None, of all accounts together, and return their causes.
 

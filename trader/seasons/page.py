@@ -180,10 +180,10 @@ def _evidence(season: SeasonReport, report: EvidenceReport) -> dict[str, Any]:
     evidence ends with the last full hour, the account with the last price.
     """
     whole = {standing.account.model_id: standing.return_percent for standing in season.standings}
-    entrants = Counter(entrant.model.id for entrant in report.entrants)
+    entrants = Counter(entrant.id for entrant in report.entrants)
     shown = [
-        entrant._replace(return_percent=whole[entrant.model.id])
-        if entrants[entrant.model.id] == 1 and entrant.return_percent is not None and entrant.model.id in whole
+        entrant._replace(return_percent=whole[entrant.id])
+        if entrants[entrant.id] == 1 and entrant.return_percent is not None and entrant.id in whole
         else entrant
         for entrant in report.entrants
     ]

@@ -152,6 +152,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         "analytics.getTradeTotals": {"by": "day"},
         "analytics.getBehaviour": {"modelId": "apex-rules"},
         "analytics.getComparison": {"modelId": "apex-rules", "against": "contrarian-rules"},
+        "operations.flatten": {"accountId": "apex-rules", "reason": "a test of clients"},
         "operations.halt": {"accountId": "apex-rules", "reason": "a test of clients"},
     }
     names = re.findall(r"ProcedureClient<TContext, '([\w.]+)'>", make_contract().stdout)

@@ -23,6 +23,7 @@ NOT_FOUND = {
     "trading.getTrade": ("id",),
     "models.getConversation": ("invocationId",),
     "operations.halt": ("accountId",),
+    "operations.flatten": ("accountId",),
     "operations.resume": ("accountId",),
 }
 OPENED = "simulator.placeOrder", "accountId"

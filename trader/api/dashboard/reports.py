@@ -1,6 +1,7 @@
 """Reports as files: their data and the modules of the dashboard that show it, in one HTML file that fetches nothing."""
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
@@ -9,12 +10,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from trader.api.dashboard.assets import text_of
+from trader.api.dashboard.assets import FILES, text_of
 
 ReportKind = Literal["season", "backtest", "sweep", "exam", "drift"]
 
 _IMPORT: Final = re.compile(r"(\bfrom |\bimport |\bimport\()'\./([^']+\.js)'")
-_FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 _LITERAL_IN_URL: Final = " !$&'()*+,-./:;=?@[]^_`{|}~"
 
 
@@ -22,12 +22,13 @@ def report_page(kind: ReportKind, title: str, data: Mapping[str, Any]) -> str:
     """Return the HTML file of a report: its data, shown by `Report` of `report_<kind>.js`."""
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")  # no end tag within its script
     style = "".join(map(text_of, ("base.css", "parts.css", "report.css")))
-    style = _FONT_FACE.sub("", style)  # the font is not worth 64 kB here
+    font = f"data:font/woff2;base64,{b64encode(FILES['vendor/inter.woff2']).decode()}"
+    style = style.replace("vendor/inter.woff2", font)
     modules = _modules(f"report_{kind}.js")
     imports = {name: f"data:text/javascript,{quote(source, _LITERAL_IN_URL)}" for name, source in modules.items()}
     # Authors of text in the data cannot know its digest in advance, so a script in their text never has the nonce.
     nonce = sha256(text.encode()).hexdigest()
-    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'"
+    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; font-src data:"
     library = f'<script nonce="{nonce}">{text_of("vendor/uplot.js")}</script>' if "charts.js" in modules else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

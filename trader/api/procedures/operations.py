@@ -41,10 +41,7 @@ async def halt(context: Context, request: HaltInput) -> HaltOutput:
     :raises NotFound: there is no such account.
     :raises Precondition: `place` names other data than this service's.
     """
-    url = context.settings.database_url
-    if request.place is not None and request.place != place_of_data(None if url is None else url.reveal()):
-        raise Precondition("This service trades on other data than the caller's. Nothing was halted.")
-    account_id = _known_account(context, request.account_id, "halted")
+    account_id = _account_of(context, request)
     taken = await context.operations.halt(account_id, request.reason, request.by)
     return HaltOutput(
         account_id=account_id or UNSET,
@@ -52,6 +49,20 @@ async def halt(context: Context, request: HaltInput) -> HaltOutput:
         message=f"Halted {scope(account_id)}: {MESSAGES[taken.kept_in]}.",
         command_id=UNSET if taken.command is None else str(taken.command.id),
     )
+
+
+@procedure("operations.flatten", changes=True, operates=True)
+async def flatten(context: Context, request: HaltInput) -> HaltOutput:
+    """Halt like `operations.halt`, cancel every resting order, and close every position at market: an addition to the
+    specification. It needs the database.
+
+    :raises NotFound: there is no such account.
+    :raises Precondition: `place` names other data than this service's.
+    """
+    account_id = _account_of(context, request)
+    command = await context.operations.flatten(account_id, request.reason, request.by)
+    message = f"Halted {scope(account_id)}. Orders are being canceled and positions closed."
+    return HaltOutput(account_id=account_id or UNSET, kept_in="database", message=message, command_id=str(command.id))
 
 
 @procedure("operations.resume", changes=True, operates=True)
@@ -67,13 +78,25 @@ async def resume(context: Context, request: ResumeInput) -> ResumeOutput:
     return ResumeOutput(account_id=account_id or UNSET, lifted=[*lifted], message=message)
 
 
-@procedure("operations.getActivity", private=True, long=True)
+@procedure("operations.getActivity", operates=True, private=True, long=True)
 async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
     """Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days
     (UTC): an addition to the specification.
     """
     today = floor_time(context.clock.now(), _DAY)
     return GetActivityOutput.from_attributes(await context.operations.activity(today - (ACTIVITY_DAYS - 1) * _DAY))
+
+
+def _account_of(context: Context, request: HaltInput) -> str | None:
+    """Return the account to halt, None for all.
+
+    :raises NotFound: there is no such account.
+    :raises Precondition: `place` names other data than this service's.
+    """
+    url = context.settings.database_url
+    if request.place is not None and request.place != place_of_data(None if url is None else url.reveal()):
+        raise Precondition("This service trades on other data than the caller's. Nothing was halted.")
+    return _known_account(context, request.account_id, "halted")
 
 
 def _known_account(context: Context, account_id: str | None, done: str) -> str | None:

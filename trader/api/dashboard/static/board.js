@@ -155,6 +155,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'net',
       title: 'Net after cost',
+      className: 'mid',
       by: one => one.details.netAfterCost,
       cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
     },

@@ -21,7 +21,6 @@ const BAR_PX = 8
 const MARGIN = 0.15
 const MARGIN_BARS = 3
 const HINTS_MAX = 6
-const COUNT_PX = 16
 const LABEL_PX = 40 // of a time
 const SCALE_PX = 80 // with most prices; a scale that grows draws the chart twice
 const ZOOM = 0.002
@@ -59,7 +58,6 @@ function draw(library, host, on) {
   let isGone = false
   let byBar = new Map()
   let shaded = null
-  let isRoomy = true // for the numbers of marks
   const candles = chart.addSeries(library.CandlestickSeries, {
     borderVisible: false,
     autoscaleInfoProvider: original => withPlan(original(), now.levels),
@@ -95,7 +93,7 @@ function draw(library, host, on) {
               position: 'aboveBar',
               shape: 'circle',
               color: inks().text,
-              text: isRoomy ? String(all.length) : '',
+              text: String(all.length),
               size: 0.6,
             }
           const [{ text, hint, at, ...mark }] = all
@@ -153,13 +151,7 @@ function draw(library, host, on) {
     if (x < LABEL_PX / 2 || x > times.width() - LABEL_PX / 2) return ''
     return kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)
   }
-  times.subscribeVisibleLogicalRangeChange(range => {
-    times.applyOptions({ tickMarkFormatter: label }) // which forgets the labels of other ranges
-    const isNowRoomy = range !== null && host.clientWidth / (range.to - range.from) >= COUNT_PX
-    if (isNowRoomy === isRoomy) return
-    isRoomy = isNowRoomy
-    paintMarks()
-  })
+  times.subscribeVisibleLogicalRangeChange(() => times.applyOptions({ tickMarkFormatter: label })) // which forgets the labels of other ranges
   const zoom = event => {
     if (!event.ctrlKey && !event.metaKey) return
     event.preventDefault()

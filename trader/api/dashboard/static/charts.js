@@ -15,6 +15,7 @@ export const BEST = 5
 export const WORST = 3
 const BADGE_PX = 16
 const MARK_PX = 12
+const CLUSTER_PX = 20
 const ZOOM_PX = 6
 const FIRST_LABEL_PX = 20 // half of a time below the left edge
 const PADDING = 0.06
@@ -295,7 +296,7 @@ function clustersOf(chart, series) {
     const [x, y] = [chart.valToPos(mark.at, 'x'), chart.valToPos(mark.value, 'y')]
     if (x < 0 || x > chart.over.clientWidth) continue
     const last = clusters.at(-1)
-    if (last && x - last.x < MARK_PX) last.marks.push(mark)
+    if (last && x - last.x < CLUSTER_PX) last.marks.push(mark)
     else clusters.push({ x, y, marks: [mark] })
   }
   return clusters

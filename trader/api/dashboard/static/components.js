@@ -197,7 +197,11 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
   const [shown, later] = useRows(Math.min(limit, rows.length))
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const seen = columns.filter(one => !one.isSaved)
-  const file = async () => save(`${slugOf(label)}.csv`, csvOf(columns, sort(readAll ? await readAll() : rows)))
+  const file = async () =>
+    save(
+      `${slugOf(label)}.csv`,
+      new Blob([csvOf(columns, sort(readAll ? await readAll() : rows))], { type: 'text/csv' }),
+    )
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table
     class=${isEven ? 'even' : ''}>
     <thead><tr>${seen.map(head)}</tr></thead>

@@ -27,10 +27,10 @@ function quoted(value) {
   return `"${safe.replaceAll('"', '""')}"`
 }
 
-/** Save a text as a file of the browser. */
-export function save(name, text) {
+/** Save a blob as a file of the browser. */
+export function save(name, blob) {
   const link = document.createElement('a')
-  link.href = URL.createObjectURL(new Blob([text], { type: 'text/csv' }))
+  link.href = URL.createObjectURL(blob)
   link.download = name
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), STAYS_MS)

@@ -286,9 +286,17 @@ function joined(lines, entrants = []) {
     const those = modelIds.flatMap(id => byId.get(id) ?? [])
     if (modelIds.length < 2 || !those.length) continue
     const meanOf = key =>
-      averageOf(those.map(line => line[key])).map((mean, place) => (those.some(line => line[key][place] == null) ? null : mean))
+      averageOf(those.map(line => line[key])).map((mean, place) =>
+        those.some(line => line[key][place] == null) ? null : mean,
+      )
     modelIds.forEach(id => byId.delete(id))
-    byId.set(modelId, { ...those[0], id: modelId, name: modelName, values: meanOf('values'), returns: meanOf('returns') })
+    byId.set(modelId, {
+      ...those[0],
+      id: modelId,
+      name: modelName,
+      values: meanOf('values'),
+      returns: meanOf('returns'),
+    })
   }
   return Object.assign([...byId.values()], { times: lines.times })
 }

@@ -9,8 +9,9 @@ import { useModels, useWindow } from './models.js'
 
 const REASON = 'requested by an operator'
 const DAY_MS = 86_400_000
+const FLATTEN_WORD = 'flatten'
 
-/** The page that takes a token, which the tab keeps until it is closed. No other page leads to it. */
+/** The page that takes a token, which the tab keeps until it is closed. */
 export function OperatorPage() {
   const [text, setText] = useState('')
   const [said, setSaid] = useState('')
@@ -27,12 +28,12 @@ export function OperatorPage() {
         setSaid(error.message)
       })
   }
-  return html`<${Panel} title="Operator"><form class="body filters" onSubmit=${use}>
+  return html`<${Panel} title="Stop trading: the operator's token"><form class="body filters" onSubmit=${use}>
     <input type="password" aria-label="Token with the scopes read and operate" placeholder="Token" autocomplete="off"
       value=${text} onInput=${event => setText(event.target.value)} />
     <button class="button" type="submit">Open the panel</button></form>
     <p class="body" role="status">${said}</p>
-    <p class="body soft">A token with the scopes read and operate, or API_TOKEN. This tab keeps it until it is closed.</p></${Panel}>`
+    <p class="body soft">A token with the scopes read and operate, or API_TOKEN; it is checked before anything is shown, and kept by this tab until it is closed.</p></${Panel}>`
 }
 
 export function OperatorPanel({ route, report, halts }) {
@@ -58,12 +59,20 @@ export function OperatorPanel({ route, report, halts }) {
 const named = (rows, known) =>
   rows.map(one => ({ ...one, modelName: known.byId.get(one.modelId)?.name ?? one.modelId }))
 
-/** Halt and resume, each after a confirmation that names its accounts. */
+const HALT = { procedure: 'operations.halt', verb: 'Halt' }
+const FLATTEN = { procedure: 'operations.flatten', verb: 'Flatten' }
+const RESUME = { procedure: 'operations.resume', verb: 'Resume' }
+
+/** Halt, flatten and resume, each after a confirmation that names its accounts; what closes positions is typed. */
 function Commands({ halts, known }) {
   const [account, setAccount] = useState('')
   const [asked, setAsked] = useState(null)
+  const [typed, setTyped] = useState('')
   const [said, setSaid] = useState('')
-  const ask = (procedure, verb, accountId) => setAsked({ procedure, verb, accountId })
+  const ask = (command, accountId) => {
+    setTyped('')
+    setAsked({ ...command, accountId })
+  }
   const whom = id => (id ? isolated(known.nameOf(id)) : 'all accounts')
   const act = () => {
     setAsked(null)
@@ -80,21 +89,29 @@ function Commands({ halts, known }) {
     operatorToken('')
     location.hash = '#/'
   }
+  const mustType = asked?.procedure === FLATTEN.procedure
   return html`<${Panel} title="Halt and resume" tools=${html`<button class="button" type="button" onClick=${forget}>Forget the token</button>`}>
     <div class="body filters">
       <${Select} label="Account to halt" value=${account} onChange=${setAccount}
         options=${[['', 'All accounts'], ...known.models.map(one => [one.id, known.nameOf(one.id)])]} />
-      <button class="button" type="button" onClick=${() => ask('operations.halt', 'Halt', account)}>Halt</button>
+      <button class="button" type="button" onClick=${() => ask(HALT, account)}>Halt</button>
+      <button class="button" type="button" onClick=${() => ask(FLATTEN, account)}>Flatten</button>
       ${
         asked &&
         html`<span role="alertdialog" aria-label="Confirmation"><b>${asked.verb} ${whom(asked.accountId)}?</b>
-        <button class="button" type="button" onClick=${act}>Yes, ${asked.verb.toLowerCase()}</button>
+        ${
+          mustType &&
+          html`<label class="moment">It closes every position at market. Type ${FLATTEN_WORD} to confirm
+          <input type="search" value=${typed} onInput=${event => setTyped(event.target.value)} /></label>`
+        }
+        <button class="button" type="button" disabled=${mustType && typed !== FLATTEN_WORD}
+          onClick=${act}>Yes, ${asked.verb.toLowerCase()}</button>
         <button class="button" type="button" onClick=${() => setAsked(null)}>No</button></span>`
       }
     </div>
     ${halts.map(
       one => html`<div class="body filters" key=${`${one.accountId} ${one.cause}`}><span>${`${whom(one.accountId)} since ${moment(one.since)} ${ZONE}, ${one.cause}: ${one.reason}`}</span>
-      <button class="button" type="button" onClick=${() => ask('operations.resume', 'Resume', one.accountId)}>Resume</button></div>`,
+      <button class="button" type="button" onClick=${() => ask(RESUME, one.accountId)}>Resume</button></div>`,
     )}
     <p class="body" role="status">${said || (halts.length ? '' : 'Nothing is halted.')}</p></${Panel}>`
 }

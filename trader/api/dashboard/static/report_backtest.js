@@ -2,6 +2,7 @@
 // The report of a backtest: that of a season with the figures and months of each account, and its trades on candles.
 import { CandleChart, HEIGHT_PX, levelsOf, marksOf } from './candles.js'
 import { onGround } from './colors.js'
+import { Facts } from './components.js'
 import { percent, number, signed, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { Section, Sheet, figure, gain, text } from './report.js'
@@ -15,6 +16,18 @@ const MONTHS = `The return of each calendar month in UTC, from the equity at its
 const CANDLES = `Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one.`
 const DRAWN = ` Lines and panels are the strategy's own series, each with its last value within a candle.`
 
+/** What the run was made with. */
+const factsOf = ({ seed, preset, capital, takerFeeBps, makerFeeBps, latencyMs, cadence, strategy }) => [
+  ['Seed', String(seed)],
+  ['Preset', preset],
+  ['Capital', number(capital)],
+  ['Taker fee, bp', number(takerFeeBps)],
+  ['Maker fee, bp', number(makerFeeBps)],
+  ['Latency, ms', whole(latencyMs)],
+  ['Decides every', cadence],
+  ...(strategy ? [['Strategy', strategy.class], ...Object.entries(strategy.params)] : []),
+]
+
 const iso = seconds => new Date(seconds * 1000).toISOString()
 const ratio = (key, title) => figure(key, title, value => number(value))
 const share = (key, title, places = 1) => figure(key, title, value => percent(value, places))
@@ -23,6 +36,7 @@ export function Report({ data }) {
   const { figures, listings, markets, months, monthly } = data
   const known = { byId: new Map(), colorOf: id => onGround(data.colors[id] ?? '#888888') }
   return html`<${SeasonReport} data=${data}>
+    ${data.conditions && html`<${Section} title="Conditions"><div class="panel"><${Facts} rows=${factsOf(data.conditions)} /></div></${Section}>`}
     <${Section} title="Figures" words=${FIGURES}><${Sheet} label="Figures" rows=${figures} columns=${[
       text('name', 'account'),
       gain('returnPercent', 'return', '\u00a0%'),

@@ -66,7 +66,8 @@ export function Report({ data, children }) {
     <${Section} title="Where the money went" words=${`From the capital at the start to the equity at the end, each part
       summed from the books.${content.hasCosts ? ' The cost of the language models is paid outside the accounts and listed separately.' : ''}`}>
       <${Costs} ...${content} /></${Section}>
-    <${Section} title="Leaderboard" words=${`Best return first. The bar is the 95 % interval of the return. The verdict compares
+    <${Section} title="Leaderboard" words=${`Best return first. The bar is the 95 % interval of the return
+      in all whole hours of the account's run; a board of the service has that of its window, so the two differ. The verdict compares
       each ${entrant} with the next one, hour by hour; all verdicts together are wrong in at most 5 % of cases, however often
       one looks. In a replay of candles, trades held under a minute are on drawn prices.`}><${Board} ...${content} /></${Section}>
     ${

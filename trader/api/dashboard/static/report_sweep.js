@@ -1,6 +1,6 @@
 // @ts-check
 // The page of a sweep: its parameters, a heat map of each pair of them, and the probability of overfitting.
-import { number } from './format.js'
+import { number, signedPercent } from './format.js'
 import { html } from './lib.js'
 import { compare } from './order.js'
 import { Section, Sheet, figure, numberOf, text } from './report.js'
@@ -9,12 +9,19 @@ const MAPS_MAX = 6
 const SHADE_MAX = 45 // the accent's share of the best cell's color, in percent; text stays readable on it
 
 export function Report({ data }) {
-  const { name, by, lines, parameters, runs } = data
+  const { name, best, by, lines, parameters, runs } = data
   const names = Object.keys(parameters[0]?.params ?? {})
   const varied = names.filter(each => new Set(parameters.map(row => row.params[each])).size > 1)
   const pairs = varied.flatMap((down, place) => varied.slice(place + 1).map(across => [down, across]))
   const paramOf = each => ({ ...text(each, each, row => row.params[each]), by: row => row.params[each] })
   return html`<h1>Sweep</h1><p><bdi>${name}</bdi>: ${runs} runs, parameters by ${by}.</p>
+    ${
+      best &&
+      html`<p>Best run: <a href=${`runs/${encodeURIComponent(best.name)}/report.html`}>${best.name}</a>,
+      with ${Object.entries(best.params)
+        .map(([key, value]) => `${key} ${value}`)
+        .join(', ')}, seed ${best.seed}, returned ${signedPercent(best.returnPercent)}.</p>`
+    }
     ${lines.map(line => html`<p key=${line}>${line}</p>`)}
     ${pairs.slice(0, MAPS_MAX).map(
       ([down, across]) => html`<${Section} key=${`${down} ${across}`} title=${`${down} and ${across}`}

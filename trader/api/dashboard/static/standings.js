@@ -7,7 +7,7 @@ import { wordsOn } from './conversations.js'
 import { useAlone, useLines, useRange } from './curves.js'
 import { day, isolated, moment, number, signed, signedPercent, tone } from './format.js'
 import { html, useMemo } from './lib.js'
-import { useModels } from './models.js'
+import { distinctName, useModels } from './models.js'
 import { useLive } from './store.js'
 import { positionsOf } from './trades.js'
 
@@ -163,7 +163,8 @@ function Row({ row: { one, line, return_, moved }, place, known, isChosen, onCho
     moved == null
       ? 'its place a day ago is not known'
       : `${moved > 0 ? 'up' : moved < 0 ? 'down' : 'unchanged'} since yesterday`
-  const [name] = one.modelName.split(/ \(mean of \d+\)$/)
+  const name =
+    one.replicates === 1 ? one.modelName : distinctName(one.modelIds[0], one.modelName.replace(/ \(mean of \d+\)$/, ''))
   return html`<li><span class="place" title=${one.rank ? '' : `not ranked: ${offBoardOf(one)}`}>${place}</span>
     <span class=${`moved ${sign > 0 ? 'gain' : sign < 0 ? 'loss' : ''}`} title=${title}>${ARROWS[sign]}${sign ? Math.abs(moved) : ''}</span>
     <span class="named" title=${one.modelName}><${ModelName} id=${one.replicates === 1 ? one.modelId : ''} name=${name} color=${known.colorOf(one.modelIds[0], one.variant)}

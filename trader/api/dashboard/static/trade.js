@@ -7,6 +7,7 @@ import { Turn } from './conversations.js'
 import { moment, number, percent, price, quantity, signed, signedPercent, span, times, tone } from './format.js'
 import { html, useMemo } from './lib.js'
 import { serviceNow, useModels } from './models.js'
+import { Picture } from './share.js'
 import { useRunning } from './store.js'
 import { entryNotionalOf, gainPercentAt, multipleOfRisk, percentOfNotional } from './trade_figures.js'
 
@@ -64,7 +65,7 @@ function Details({ entry, trade }) {
       href=${`#/models/${encodeURIComponent(trade.modelId)}`}><bdi>${trade.modelName}</bdi></a>: <a
         href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a></h1>
       <${Side} side=${trade.side} />${trade.leverage && html`<span class="soft">${times(trade.leverage)}</span>`}
-      <span class="badge">${isOpen ? 'open' : `closed by ${trade.closeReason}`}</span>
+      <span class="badge">${isOpen ? 'open' : `closed by ${trade.closeReason}`}</span><${Picture} />
       <nav class="steps"
         aria-label="Trades of this model">${step(trade.previousId, '← Previous trade')}${step(trade.nextId, 'Next trade →')}</nav></div>
     <${Pending} entry=${entry} what="The trade" />
