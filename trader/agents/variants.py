@@ -29,7 +29,7 @@ _HUES: Final[Mapping[VariantId, tuple[int, int]]] = {
     VariantId.CONTRARIAN: (304, 340),
     VariantId.SOVEREIGN: (30, 64),
 }
-"""The hues of each variant's models, in degrees, beside its own color: none is the green of gains or the red of losses."""
+"""The hues of each variant's models, in degrees, beside its own: neither the green of gains nor the red of losses."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,13 +157,8 @@ def trades_token(context: Context) -> object:
 def histories_token(context: Context) -> object:
     """Return the token of portfolio snapshots, and of the latest reset, which begins an account anew."""
     runs = (account.run.started_at for account in context.exchange.accounts.values())
-    return (
-        context.exchange.term,
-        context.portfolio.version,
-        context.models.version,
-        _minute(context),
-        max(runs, default=None),
-    )
+    versions = context.portfolio.version, context.models.version
+    return context.exchange.term, versions, max(runs, default=None), _minute(context)
 
 
 def rankings_token(context: Context) -> object:

@@ -206,15 +206,9 @@ def sweep_page(name: str, value: Mapping[str, Any]) -> str:
         row | {"metric": "Infinity"} if row["metric"] is not None and not isfinite(row["metric"]) else row
         for row in value["parameters"]
     ]
-    best = next((each for each in value["runs"] if each["name"] == value.get("best")), None)
-    shown = {
-        "best": best,
-        "by": value["by"],
-        "runs": len(value["runs"]),
-        "lines": list(trial_lines(value)),
-        "parameters": parameters,
-    }
-    return report_page("sweep", f"Sweep: {name}", {"name": name, **shown})
+    best = next((each for each in value["runs"] if each.get("name") == value.get("best", "")), None)
+    shown = {"by": value["by"], "runs": len(value["runs"]), "lines": list(trial_lines(value)), "parameters": parameters}
+    return report_page("sweep", f"Sweep: {name}", {"name": name, "best": best, **shown})
 
 
 def trial_lines(value: Mapping[str, Any]) -> Iterator[str]:

@@ -280,7 +280,7 @@ HAS_OUTCOME = """
          SELECT FROM tool_calls t WHERE t.invocation_id = invocations.id AND t.status <> 'ok'))
      OR $1 = 'failed' AND (status <> 'completed' OR failed_tool_calls > 0))
 """
-"""Which `invocations` tried to change their account, failed or had a call refused, or failed or had one fail; null: all."""
+"""Which `invocations` tried to change their account, failed or had a call not done, or failed or had one fail."""
 
 SELECT_INVOCATIONS = f"""
 SELECT {INVOCATION_COLUMNS} FROM invocations

@@ -123,8 +123,8 @@ class LeaderboardDetails(Wire, kw_only=True):
     `withinMinute` counts the trades of `tradesCount` that were held for less than a minute: in a replay of candles
     their results depend on drawn prices.
 
-    `fees` are those of the trades of `tradesCount`, and `costUsd` is the cost of the model's invocations within the window
-    (for replicates the means): null if no provider reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
+    `fees` are those of these trades, and `costUsd` is the cost of the model's invocations within the window, null if no
+    provider reported one (for replicates the means); `netAfterCost` is `pnlAbsolute` minus that cost.
     """
 
     ci95_reason: Annotated[str | None, From("evidence.reason")]

@@ -201,7 +201,8 @@ class EntrantRow(Wire, kw_only=True):
     it is not `ranked`. `amongBest` says whether it is indistinguishable from the best entrant, and `rank` gives its
     possible places; null if it is excluded from the board, for the reason `offBoard`. `ageHours` counts all its whole
     hours, and `account` covers the whole history of the account. Replicates share a row with combined figures, whose
-    `modelId` is their fingerprint; `modelIds` are all of them, and `account` is of the first. `replicates` is present if several models share one configuration.
+    `modelId` is their fingerprint and whose `account` is of the first; `modelIds` are all of them. `replicates` is
+    present if several models share one configuration.
     `contamination` says whether the whole part is after the model's training cutoff (`trainingCutoff`, from the models
     file). `declared` is the external agent's declaration at that time.
     """

@@ -96,7 +96,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'interval',
       title: '95 % interval, one look',
       isText: true,
-      className: 'mid',
       by: one => one.ci95?.low,
       csv: one => ({ '95 % low, %': one.ci95?.low, '95 % high, %': one.ci95?.high }),
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least}
@@ -107,14 +106,13 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'verdict',
       title: 'Against the next',
       isText: true,
-      className: 'mid',
       by: one => one.details.verdict?.below?.verdict,
       cell: one => html`<${Verdict} found=${one.details.verdict?.below} entries=${entries} />`,
     },
     {
       key: 'drawdown',
       title: 'Drawdown',
-      className: isCompact ? 'wide' : 'mid',
+      className: isCompact ? 'wide' : '',
       by: one => one.maxDrawdown,
       csv: one => ({ 'Drawdown, %': one.maxDrawdown }),
       cell: one => percent(one.maxDrawdown),
@@ -130,7 +128,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'trades',
       title: 'Trades',
-      className: 'mid',
       by: one => one.tradesCount,
       cell: one =>
         html`<span title=${`${whole(one.tradesCount)} of all replicates`}>${number(one.tradesCount / one.replicates, Number.isInteger(one.tradesCount / one.replicates) ? 0 : 1)}</span>`,
@@ -138,7 +135,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'fees',
       title: 'Fees',
-      className: 'mid',
       by: one => one.details.fees,
       cell: one => html`<span title="of the trades completed in this window">${number(one.details.fees)}</span>`,
     },
@@ -146,7 +142,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'cost',
       isSaved: isCompact,
       title: 'Model cost',
-      className: 'mid',
       by: one => one.details.costUsd,
       csv: one => ({ 'Model cost, USD': one.details.costUsd, 'Model cost a day, USD': costADay(one) }),
       cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>
@@ -155,7 +150,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'net',
       title: 'Net after cost',
-      className: 'mid',
       by: one => one.details.netAfterCost,
       cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
     },
@@ -163,7 +157,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'equity',
       isSaved: isCompact,
       title: 'Equity',
-      className: hasUnranked || isCompact ? 'wide' : 'mid', // the first column takes its room
+      className: hasUnranked || isCompact ? 'wide' : '', // the first column takes its room
       by: one => one.endValue,
       cell: one => number(one.endValue),
     },
@@ -193,7 +187,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     <${Pending} entry=${board} what="The leaderboard" />
     ${
       board.data &&
-      html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
+      html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} narrow=${['rank', 'model', 'return']} first=${isCompact ? 20 : 100}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`
     }
   </${Panel}>${(board.data || board.error) && children}`

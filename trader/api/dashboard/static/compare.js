@@ -134,19 +134,12 @@ function Costs({ ids, known }) {
   const money = (key, title, of) => ({ key, title, by: of, cell: one => html`<${Money} value=${of(one)} />` })
   const columns = [
     modelColumn(known),
-    {
-      key: 'trades',
-      className: 'mid',
-      title: 'Trades',
-      by: one => one.tradesCount,
-      cell: one => whole(one.tradesCount),
-    },
+    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
     money('pnl', 'Realized, net', one => one.totalPnl),
-    { key: 'fees', className: 'mid', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
-    { key: 'funding', className: 'mid', title: 'Funding', by: one => one.funding, cell: one => number(one.funding) },
+    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
+    { key: 'funding', title: 'Funding', by: one => one.funding, cell: one => number(one.funding) },
     {
       key: 'cost',
-      className: 'mid',
       title: 'Model cost',
       by: one => figureOf(one.costUsd),
       cell: one => number(figureOf(one.costUsd)),
@@ -156,7 +149,7 @@ function Costs({ ids, known }) {
   return html`<${Panel} title="Cost in the current run"><${Pending} entry=${stats} what="The statistics" />
     ${
       stats.data &&
-      html`<${Table} label="Cost" columns=${columns} rows=${rows} isEven=${true}
+      html`<${Table} label="Cost" narrow=${['model', 'pnl', 'net']} columns=${columns} rows=${rows} isEven=${true}
       empty="Neither has traded yet." />`
     }</${Panel}>`
 }
@@ -175,7 +168,6 @@ function Disagreements({ ids, names, window }) {
     },
     {
       key: 'hours',
-      className: 'mid',
       title: 'For',
       by: lastedMs,
       csv: one => ({ Hours: lastedMs(one) / HOUR_MS }),
@@ -192,7 +184,7 @@ function Disagreements({ ids, names, window }) {
     }</p>
     ${
       entry.data &&
-      html`<${Table} label="Disagreements" columns=${columns} rows=${entry.data.disagreements} first=${10}
+      html`<${Table} label="Disagreements" narrow=${['market', 'since', 'one', 'other']} columns=${columns} rows=${entry.data.disagreements} first=${10}
       empty="They never disagreed in this window." />`
     }
   </${Panel}>`

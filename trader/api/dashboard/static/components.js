@@ -168,7 +168,7 @@ function useRows(count) {
 }
 
 /** The order of a table, kept in the address: what sorts its rows, and its heads, which change it. */
-function useOrder(label, columns) {
+function useOrder(label, columns, kindOf) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
   const sign = order.startsWith('-') ? -1 : 1
@@ -181,19 +181,20 @@ function useOrder(label, columns) {
   return [sort, head]
 }
 
-const kindOf = one =>
-  `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
-
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText,
- * className}; a narrow table leaves out the columns of the class `mid`, a less wide one those of `wide`, and every one
+ * className}; a narrow table has only those with a key of `narrow`, a less wide one none of the class `wide`, and none has
  * those with `isSaved`, which only its file has. `readAll` reads the rows that a saved file has beyond these, `isEven`
  * gives all columns the same width. A row of the page shows whatever comes to its place: none is moved, so that the page
  * does not jump under a reader.
  */
-export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll }) {
+export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll, narrow }) {
   const [limit, setLimit] = useState(first)
-  const [sort, head] = useOrder(label, columns)
+  const kindOf = one =>
+    `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}${
+      narrow && !narrow.includes(one.key) ? ' mid' : ''
+    }`
+  const [sort, head] = useOrder(label, columns, kindOf)
   const [shown, later] = useRows(Math.min(limit, rows.length))
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const seen = columns.filter(one => !one.isSaved)

@@ -4,7 +4,7 @@ import { setChoices, useChosen } from './address.js'
 import { call, hasMany, knownReport, readAhead, shownMs, useReport } from './answers.js'
 import { BEST, ENDS_MAX as FEW_LINES, WORST, averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { compareHref } from './compare.js'
-import { Choice, Moment, Pending, Key, Panel, useChart } from './components.js'
+import { Choice, Moment, Pending, Panel, useChart } from './components.js'
 import { number, signedPercent } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, distinctName, useModels, windowOf } from './models.js'
@@ -51,7 +51,7 @@ export function useLines(window, by = 'models', only = undefined, entrants = und
 }
 
 /** `only(model)` selects the models to show; `main` is drawn thicker, and is the one whose trades are marked. `notes` are
-moments to mark: [{at in seconds, label}]. `isWhole`: the chart has the height of its panel, and no legend. */
+moments to mark: [{at in seconds, label}]. `isWhole`: the chart has the height of its panel. */
 export function Curves({ title = 'Equity', window, only, main, notes, entrants, onDrawn, isWhole = false }) {
   const live = useLive()
   const [[from, setFrom], [to, setTo]] = useRange()
@@ -134,7 +134,6 @@ export function Curves({ title = 'Equity', window, only, main, notes, entrants, 
     }</div>
     <div class="chart" ref=${host} style=${height && { minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
       aria-label=${`${title} over time. ${KEYS}${marked ? ' The dots lead to trades.' : ''}`}></div>
-    ${lines && !isWhole && html`<${Legend} lines=${lines} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
 }
 
@@ -180,32 +179,6 @@ const readCurves = (window, from, to) =>
     points: hasMany() ? 200 : 750,
     baselines: true,
   })
-
-function Legend({ lines, chosen, toggle, isMoney }) {
-  const [text, setText] = useState('')
-  const last = lines.times.length - 1
-  const sorted = useMemo(
-    () => [...lines].sort((line, other) => (other.returns[last] ?? -Infinity) - (line.returns[last] ?? -Infinity)),
-    [lines],
-  )
-  const shown = sorted.filter(line => chosen.has(line.id) || line.name.toLowerCase().includes(text.toLowerCase()))
-  return html`${
-    lines.length > FEW_LINES &&
-    html`<input type="search" aria-label="Search lines"
-    placeholder=${`Search ${lines.length} lines`} value=${text} onInput=${event => setText(event.target.value)} />`
-  }
-  <div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group"
-    aria-label="Lines; select one to bring it out">
-    ${shown.map(
-      line => html`<button type="button" key=${line.id} class=${line.isBaseline ? 'baseline' : ''}
-      aria-pressed=${chosen.has(line.id) ? 'true' : 'false'} onClick=${() => toggle(line.id)}
-      title=${line.name}>
-      <${Key} color=${line.color} /><span><bdi>${line.name}</bdi></span>
-      <span class="soft figure">${isMoney ? number(line.values[last]) : signedPercent(line.returns[last])}</span>
-    </button>`,
-    )}
-  </div>`
-}
 
 /** Show a range of times, to the minute, as the range of the address; without one, the whole window. */
 function zoom(from, to, isLatest) {

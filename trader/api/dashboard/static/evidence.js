@@ -243,7 +243,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       [`${title}, 95 % high, %`]: of(one, reference)?.interval?.high,
       [`${title}, verdict`]: of(one, reference)?.verdict,
     }),
-    className: 'mid',
     cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
   })
   const isSplit = new Set(entrants.map(one => one.amongBest)).size > 1
@@ -287,7 +286,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     },
     {
       key: 'best',
-      className: 'mid',
       title: 'Best?',
       isText: true,
       isOptional: true,
@@ -305,7 +303,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     },
     {
       key: 'interval',
-      className: 'mid',
       title: '95 % interval, one look',
       isText: true,
       by: one => one.interval?.low,
@@ -319,7 +316,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     against('bestOther', 'Best other'),
     {
       key: 'smallest',
-      className: 'mid',
       title: 'Detectable from',
       isOptional: true,
       by: one => of(one, 'holdNothing')?.smallestDifference,
@@ -337,7 +333,6 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     },
     entrants.some(one => one.replicates) && {
       key: 'spread',
-      className: 'mid',
       title: 'Spread',
       by: one => one.replicates?.spreadPercent,
       cell: one =>
@@ -359,7 +354,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${
     answer.primary && `Primary comparison: ${sentenceOf(answer.primary, false)} `
   }${summaryOf(answer, known)}</p>
-    <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
+    <${Table} label="Evidence of all" narrow=${['model', 'rank', 'return']} columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 
 const CAP_PERCENT = 100

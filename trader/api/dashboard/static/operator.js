@@ -49,7 +49,7 @@ export function OperatorPanel({ route, report, halts }) {
       <${Curves} window=${window} title="Equity, with halts and alarms" notes=${notes} />
       <${Events} notes=${notes} />
       <${Costs} costs=${found.costs} since=${found.since} budgets=${report?.budgets ?? {}} known=${known} />
-      <${Panel} title="Failures and latency, seven days"><${Table} label="Failures and latency" columns=${activityColumns(known)}
+      <${Panel} title="Failures and latency, seven days"><${Table} label="Failures and latency" narrow=${['model', 'failed']} columns=${activityColumns(known)}
         rows=${named(found.models, known)} first=${20} empty="No invocation has finished." /></${Panel}>
       <${Panel} title="Refusals by rule, seven days"><${Table} label="Refusals by rule" columns=${REFUSALS}
         rows=${found.refusals} first=${20} empty="No call was refused." /></${Panel}>`
@@ -145,17 +145,10 @@ function Events({ notes }) {
       cell: one => html`<${Time} at=${one.since} />`,
     },
     { key: 'kind', title: 'Kind', isText: true, by: one => one.label, cell: one => one.label },
-    {
-      key: 'until',
-      className: 'mid',
-      title: 'Until',
-      isText: true,
-      by: one => one.until,
-      cell: one => moment(one.until),
-    },
+    { key: 'until', title: 'Until', isText: true, by: one => one.until, cell: one => moment(one.until) },
     { key: 'text', title: 'What', isText: true, className: 'wrap', by: one => one.text, cell: one => one.text },
   ]
-  return html`<${Panel} title="Halts and alarms, seven days"><${Table} label="Halts and alarms" columns=${columns} rows=${notes}
+  return html`<${Panel} title="Halts and alarms, seven days"><${Table} label="Halts and alarms" narrow=${['since', 'text']} columns=${columns} rows=${notes}
     first=${10} empty="Nothing was halted, and no alarm fired." /></${Panel}>`
 }
 
@@ -176,7 +169,6 @@ function Costs({ costs, since, budgets, known }) {
     modelColumn(known),
     Object.keys(budgets).length > 0 && {
       key: 'budget',
-      className: 'mid',
       title: 'Budget a day',
       by: one => one.budget,
       cell: one =>
@@ -185,7 +177,7 @@ function Costs({ costs, since, budgets, known }) {
     ...days.map((each, place) => ({
       key: each,
       title: place ? day(each) : 'Today',
-      className: place > 2 ? 'wide' : place ? 'mid' : '',
+      className: place > 2 ? 'wide' : '',
       by: one => one.usd[each],
       cell: one => html`<span class=${one.usd[each] > one.budget ? 'loss' : ''}>${number(one.usd[each])}</span>`,
     })),
@@ -195,7 +187,7 @@ function Costs({ costs, since, budgets, known }) {
     <p class="body lede">${`${number(total)} today, ${number(sumOf(costs))} in seven days${
       costs.some(one => one.isPartial) ? '; part of it is unknown' : ''
     }.`}</p>
-    <${Table} label="Cost by day" columns=${columns} rows=${named(rows, known)} first=${20}
+    <${Table} label="Cost by day" narrow=${['model', days[0]]} columns=${columns} rows=${named(rows, known)} first=${20}
       empty="No model has cost anything." /></${Panel}>`
 }
 
@@ -204,13 +196,7 @@ const seconds = value => `${number(value, 1)} s`
 
 const activityColumns = known => [
   modelColumn(known),
-  {
-    key: 'invocations',
-    className: 'mid',
-    title: 'Invocations',
-    by: one => one.invocations,
-    cell: one => whole(one.invocations),
-  },
+  { key: 'invocations', title: 'Invocations', by: one => one.invocations, cell: one => whole(one.invocations) },
   {
     key: 'failed',
     title: 'Failed',
@@ -218,25 +204,13 @@ const activityColumns = known => [
     cell: one =>
       html`${whole(one.failed)} <span class="sub">${percent((100 * one.failed) / one.invocations, 1)}</span>`,
   },
-  {
-    key: 'median',
-    className: 'mid',
-    title: 'Median',
-    by: one => one.medianSeconds,
-    cell: one => seconds(one.medianSeconds),
-  },
-  {
-    key: 'slow',
-    className: 'mid',
-    title: '95 % within',
-    by: one => one.slowSeconds,
-    cell: one => seconds(one.slowSeconds),
-  },
+  { key: 'median', title: 'Median', by: one => one.medianSeconds, cell: one => seconds(one.medianSeconds) },
+  { key: 'slow', title: '95 % within', by: one => one.slowSeconds, cell: one => seconds(one.slowSeconds) },
   {
     key: 'last',
     title: 'Last failure',
     isText: true,
-    className: 'wrap mid',
+    className: 'wrap',
     by: one => one.lastFailure,
     cell: one => one.lastFailure ?? 'none',
   },

@@ -139,24 +139,16 @@ export function SystemPage({ route }) {
     },
     {
       key: 'interval',
-      className: 'mid',
       title: 'Every',
       by: ([, one]) => one.intervalMs,
       csv: ([, one]) => ({ 'Every, ms': one.intervalMs }),
       cell: ([, one]) => span(one.intervalMs),
     },
-    { key: 'runs', className: 'mid', title: 'Runs', by: ([, one]) => one.runs, cell: ([, one]) => whole(one.runs) },
-    {
-      key: 'failures',
-      className: 'mid',
-      title: 'Failures',
-      by: ([, one]) => one.failures,
-      cell: ([, one]) => whole(one.failures),
-    },
+    { key: 'runs', title: 'Runs', by: ([, one]) => one.runs, cell: ([, one]) => whole(one.runs) },
+    { key: 'failures', title: 'Failures', by: ([, one]) => one.failures, cell: ([, one]) => whole(one.failures) },
     { key: 'last', title: 'Last', by: ([, one]) => one.lastFinishedAt, cell: ([, one]) => moment(one.lastFinishedAt) },
     {
       key: 'took',
-      className: 'mid',
       title: 'Took',
       by: ([, one]) => one.lastDurationMs,
       csv: ([, one]) => ({ 'Took, ms': one.lastDurationMs }),
@@ -166,7 +158,7 @@ export function SystemPage({ route }) {
       key: 'error',
       title: 'Last error',
       isText: true,
-      className: 'wrap mid',
+      className: 'wrap',
       by: ([, one]) => one.lastError,
       cell: ([, one]) => one.lastError ?? 'none',
     },
@@ -198,7 +190,7 @@ export function SystemPage({ route }) {
     ${operatorToken() && html`<${OperatorPanel} route=${route} report=${report} halts=${health.data?.halts ?? []} />`}
     ${
       report &&
-      html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers}
+      html`<${Panel} title="Schedulers"><${Table} label="Schedulers" narrow=${['name', 'running', 'last']} columns=${columns} rows=${schedulers}
       empty="" /></${Panel}>`
     }
     ${

@@ -139,19 +139,12 @@ function Fills({ trade }) {
     },
     {
       key: 'side',
-      className: 'mid',
       title: 'Side',
       isText: true,
       by: fill => fill.side,
       cell: fill => html`<${Side} side=${fill.side} />`,
     },
-    {
-      key: 'quantity',
-      className: 'mid',
-      title: 'Quantity',
-      by: fill => Number(fill.quantity),
-      cell: fill => quantity(fill.quantity),
-    },
+    { key: 'quantity', title: 'Quantity', by: fill => Number(fill.quantity), cell: fill => quantity(fill.quantity) },
     { key: 'price', title: 'Price', by: fill => Number(fill.price), cell: fill => price(fill.price) },
     {
       key: 'fee',
@@ -161,14 +154,13 @@ function Fills({ trade }) {
     },
     {
       key: 'cause',
-      className: 'mid',
       title: 'By',
       isText: true,
       by: fill => fill.cause,
       cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}`,
     },
   ]
-  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills}
+  return html`<${Panel} title="Fills"><${Table} label="Fills" narrow=${['time', 'price', 'fee']} columns=${columns} rows=${trade.fills}
     empty="No fills of this trade are recorded." /></${Panel}>`
 }
 

@@ -70,7 +70,6 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'notional',
       title: 'Notional',
-      className: 'mid',
       by: one => numeric(one.notional),
       csv: one => ({ Notional: numeric(one.notional), Quantity: numeric(one.quantity) }),
       cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>`,
@@ -78,7 +77,6 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'mark',
       title: 'Mark',
-      className: 'mid',
       by: one => numeric(one.currentPrice),
       csv: one => ({ Mark: numeric(one.currentPrice), Entry: numeric(one.entryPrice) }),
       cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>`,
@@ -86,7 +84,6 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     {
       key: 'stop',
       title: 'Stop',
-      className: 'mid',
       by: stopDistance,
       csv: one => ({ Stop: one.exitPlan.stop, 'To the stop, %': stopDistance(one) }),
       cell: one => html`${price(one.exitPlan.stop)}
@@ -100,17 +97,10 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
       by: one => numeric(one.liquidationPrice),
       cell: one => price(one.liquidationPrice),
     },
-    {
-      key: 'target',
-      title: 'Target',
-      className: 'mid',
-      by: one => one.exitPlan.target,
-      cell: one => price(one.exitPlan.target),
-    },
+    { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
     {
       key: 'opened',
       title: 'Opened',
-      className: 'mid',
       by: one => one.openedAt,
       cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />`,
     },
@@ -119,7 +109,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     ${
       state.positions === null
         ? html`<p class="empty">Waiting for the positions stream.</p>`
-        : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 50}
+        : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 50} narrow=${['model', 'symbol', 'pnl']}
           empty="No open positions." />`
     }
   </${Panel}>`
@@ -156,8 +146,8 @@ function Exposure({ state }) {
     })
   const columns = [
     modelColumn(known),
-    { key: 'long', title: 'Long', className: 'mid', by: row => row.long, cell: row => number(row.long) },
-    { key: 'short', title: 'Short', className: 'mid', by: row => row.short, cell: row => number(row.short) },
+    { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
+    { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
     { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
     {
       key: 'share',
@@ -165,16 +155,10 @@ function Exposure({ state }) {
       by: row => row.share,
       cell: row => (row.share == null ? '–' : times(row.share)),
     },
-    { key: 'margin', title: 'Margin', className: 'mid', by: row => row.margin, cell: row => number(row.margin) },
-    {
-      key: 'cash',
-      title: 'Available cash',
-      className: 'mid',
-      by: row => row.availableCash,
-      cell: row => number(row.availableCash),
-    },
+    { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
+    { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
   ]
-  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20}
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} narrow=${['model', 'net', 'share']}
     isEven=${true} empty="No account holds a position." /></${Panel}>`
 }
 
@@ -235,47 +219,22 @@ function useTradeFilter({ modelId, variant, symbol = undefined }) {
   const input = Object.fromEntries(
     Object.entries(choices).map(([name, [value]]) => [name, fixed[name] ?? (value || undefined)]),
   )
-  const select = (name, label, every, options) =>
-    fixed[name] === undefined &&
-    html`<${Select} label=${label}
-    value=${choices[name][0]} onChange=${choices[name][1]} options=${[['', every], ...options]} />`
-  const tools = html`<div class="filters">
-    ${select(
-      'modelId',
-      'Model',
-      'All models',
-      known.models.map(one => [one.id, one.name]),
-    )}
-    ${
-      !modelId &&
-      select(
-        'variant',
-        'Variant',
-        'All variants',
-        known.variants.map(one => [one.id, one.id]),
-      )
-    }
-    ${select(
-      'symbol',
-      'Market',
-      'All markets',
-      (prices.data?.prices ?? []).map(row => [row.symbol, row.symbol]),
-    )}
-    ${select('side', 'Side', 'Both sides', [
-      ['LONG', 'Long'],
-      ['SHORT', 'Short'],
-    ])}
-    ${select('result', 'Result', 'Won and lost', [
-      ['won', 'Won'],
-      ['lost', 'Lost'],
-    ])}
-    ${select(
-      'closeReason',
-      'Closed by',
-      'Any close reason',
-      REASONS.map(reason => [reason, reason]),
-    )}
-  </div>`
+  const same = options => options.map(option => [option, option])
+  /** @type {[string, string, string, string[][]][]} */
+  const lists = [
+    ['modelId', 'Model', 'All models', known.models.map(one => [one.id, one.name])],
+    ['variant', 'Variant', 'All variants', same(known.variants.map(one => one.id))],
+    ['symbol', 'Market', 'All markets', same((prices.data?.prices ?? []).map(row => row.symbol))],
+    ['side', 'Side', 'Both sides', same(['LONG', 'SHORT'])],
+    ['result', 'Result', 'Won and lost', same(['won', 'lost'])],
+    ['closeReason', 'Closed by', 'Any close reason', same(REASONS)],
+  ]
+  const tools = html`<div class="filters">${lists
+    .filter(([name]) => fixed[name] === undefined && !(name === 'variant' && modelId))
+    .map(
+      ([name, label, every, options]) => html`<${Select} key=${name} label=${label}
+      value=${choices[name][0]} onChange=${choices[name][1]} options=${[['', every], ...options]} />`,
+    )}</div>`
   return { input, tools, isFiltered: Object.values(choices).some(([value]) => value) }
 }
 
@@ -320,6 +279,7 @@ export function Trades({
       entry.data &&
       html`<${Table} label=${title}
         columns=${tradeColumns(known, { hasModel: !modelId, hasVariant: !modelId && !variant })} rows=${rows} first=${50} readAll=${readAll}
+        narrow=${['closed', 'model', 'symbol', 'net']}
       empty=${isFiltered ? 'No trade fits these filters.' : 'No trade has been completed yet.'} />`
     }
     ${
@@ -342,14 +302,7 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
     hasModel && modelColumn(known),
     { ...VARIANT_COLUMN, isSaved: !hasVariant },
     MARKET_COLUMN,
-    {
-      key: 'reason',
-      title: 'Closed by',
-      isText: true,
-      className: 'mid',
-      by: one => one.closeReason,
-      cell: one => one.closeReason,
-    },
+    { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
     {
       key: 'net',
       title: 'Net',
@@ -364,13 +317,7 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
       by: one => one.grossPnl,
       cell: one => html`<${Money} value=${one.grossPnl} />`,
     },
-    {
-      key: 'fees',
-      title: 'Fees',
-      className: 'mid',
-      by: one => one.fees,
-      cell: one => number(one.fees),
-    },
+    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
     {
       key: 'funding',
       title: 'Funding',
@@ -385,24 +332,11 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
       by: one => one.quantity,
       cell: one => quantity(one.quantity),
     },
-    {
-      key: 'entry',
-      title: 'Entry',
-      className: 'mid',
-      by: one => one.entryPrice,
-      cell: one => price(one.entryPrice),
-    },
-    {
-      key: 'exit',
-      title: 'Exit',
-      className: 'mid',
-      by: one => one.exitPrice,
-      cell: one => price(one.exitPrice),
-    },
+    { key: 'entry', title: 'Entry', by: one => one.entryPrice, cell: one => price(one.entryPrice) },
+    { key: 'exit', title: 'Exit', by: one => one.exitPrice, cell: one => price(one.exitPrice) },
     {
       key: 'held',
       title: 'Held',
-      className: 'mid',
       by: heldMs,
       csv: one => ({ Opened: one.openedAt, 'Held, s': heldMs(one) / 1000 }),
       cell: one => span(heldMs(one)),
@@ -443,7 +377,6 @@ export function TradeTotals({ modelId, variant, children }) {
     {
       key: 'won',
       title: 'Won',
-      className: 'mid',
       by: row => row.won / row.trades,
       csv: row => row.won,
       cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>`,
@@ -458,12 +391,11 @@ export function TradeTotals({ modelId, variant, children }) {
     {
       key: 'gross',
       title: 'Gross',
-      className: 'mid',
       by: row => row.grossPnl,
       cell: row => html`<${Money} value=${row.grossPnl} />`,
     },
     { key: 'fees', title: 'Fees', by: row => row.fees, cell: row => number(row.fees) },
-    { key: 'funding', title: 'Funding', className: 'mid', by: row => row.funding, cell: row => number(row.funding) },
+    { key: 'funding', title: 'Funding', by: row => row.funding, cell: row => number(row.funding) },
   ]
   const days = by === 'day' || by === 'week'
   return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy}
@@ -471,7 +403,7 @@ export function TradeTotals({ modelId, variant, children }) {
     <${Pending} entry=${entry} what="The sums" />
     ${
       entry.data &&
-      html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows}
+      html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} narrow=${['key', 'trades', 'net', 'fees']}
       first=${10} empty=${isFiltered ? 'No trade of this run fits these filters.' : 'No trade has been completed in this run yet.'} />`
     }
   </${Panel}>${(entry.data || entry.error) && children}`
