@@ -20,6 +20,7 @@ async def test_a_token_allows_what_its_scopes_allow(desk: Desk, command: Command
     assert await desk.call("simulator.resetAccount", trader, 403, accountId="default") == "MISSING_SCOPE"
     await desk.call("simulator.resetAccount", operator, accountId="default")
     assert await desk.call("operations.resume", trader, 403) == "MISSING_SCOPE"
+    assert await desk.call("operations.getActivity", reader, 403) == "MISSING_SCOPE"
     assert await desk.call("agent.whoami", reader, 403) == "FORBIDDEN", "a token belongs to no account"
     async with desk.floor.database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 1

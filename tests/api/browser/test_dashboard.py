@@ -106,7 +106,7 @@ async def test_figures_equal_the_procedures_and_hostile_texts_do_nothing(tmp_pat
         await add_hostile_model(dsn)
         await trade(service, "by-hand")
         await trade(service, "apex-rules", "ETH")
-        async with on_page(tmp_path / "profile", service.url) as tab:
+        async with on_page(tmp_path / "profile", service.url, "/#/models") as tab:
             asked = (
                 'window.answers[\'analytics.getLeaderboard {"window":"run","variant":"all","details":true}\']?.entries'
             )
@@ -156,7 +156,19 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
         await shows(tab, said)
         assert len((await service.get("/health"))[1].get("halts", [])) == count
         await shows(tab, "operator: requested by an operator")
-        await until(partial(tab.evaluate, f'document.querySelectorAll("{panel} .button").length === {2 + count}'))
+        await until(partial(tab.evaluate, f'document.querySelectorAll("{panel} .button").length === {3 + count}'))
+    await tab.evaluate(press % "Flatten")
+    await shows(tab, "Type flatten to confirm")
+    confirm = f"[...document.querySelectorAll(\"{panel} button\")].find(one => one.innerText === 'Yes, flatten')"
+    assert await tab.evaluate(f"{confirm}.disabled")
+    word = "document.querySelector('[role=alertdialog] input')"
+    await tab.evaluate(f"({word}.value = 'flatten', {word}.dispatchEvent(new Event('input', {{ bubbles: true }})), 0)")
+    await until(partial(tab.evaluate, f"!{confirm}.disabled"), "the typed confirmation")
+    await tab.evaluate(f"{confirm}.click()")
+    await shows(tab, "Orders are being canceled and positions closed.")
+    await tab.evaluate(press % "Resume")
+    await tab.evaluate(f"setTimeout(() => {{ {press % 'Yes, resume'} }}, 200)")
+    await shows(tab, "Lifted the halt of all accounts")
     activity = await service.call("operations.getActivity")
     assert activity["halts"][0]["haltedBy"] == "an operator on the dashboard"
     shown = """[
@@ -318,7 +330,7 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
         await tab.command(
             "Emulation.setDeviceMetricsOverride", width=1440, height=900, deviceScaleFactor=1, mobile=False
         )
-        await visit(tab, service.url, "/")
+        await visit(tab, service.url, "/#/?tab=positions")
         await tab.evaluate(LISTEN)
         data_at = "document.querySelector('.status > span:last-child').innerText"
         first = await tab.evaluate(data_at)
@@ -331,7 +343,7 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
         for width, height in ((1440, 900), (390, 844)):
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < height}
             await tab.command("Emulation.setDeviceMetricsOverride", **size)
-            await visit(tab, service.url, "/")
+            await visit(tab, service.url, "/#/?tab=chat")
             await tab.until("Boolean(document.querySelector('.lead') && document.querySelector('.feed'))")
             await gone(tab, "Reading …")
             await check_jumps(tab)
@@ -349,7 +361,7 @@ async def test_the_page_survives_a_takeover_and_a_restart(tmp_path: Path, dsn: s
         shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0", "SERVER_URL": switch.url}
         async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
             switch.to(first.url)
-            async with on_page(tmp_path / "profile", switch.url) as tab:
+            async with on_page(tmp_path / "profile", switch.url, "/#/?tab=positions") as tab:
                 await until(lambda: order_is_shown(tab, first, "before"))  # it has received data from the service
                 await first.kill()
                 switch.to(None)
@@ -442,7 +454,7 @@ async def axe_finds_nothing(tab: Tab, service: ServiceProcess, trade_id: str, wi
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceProcess, tmp_path: Path) -> None:
+async def test_the_keyboard_reaches_pages_standings_and_cursor(service: ServiceProcess, tmp_path: Path) -> None:
     chromium_program()
     async with on_page(tmp_path / "profile", service.url) as tab:
 
@@ -456,10 +468,10 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         dark = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
         await press("t")
         assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != dark
-        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button').length >= 4"), "the legend")
-        await tab.evaluate("document.querySelector('.legend button').focus()")
+        await until(lambda: tab.evaluate("document.querySelectorAll('.rows button').length >= 4"), "the standings")
+        await tab.evaluate("document.querySelector('.rows button').focus()")
         await press(" ")
-        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 1"))
+        await until(lambda: tab.evaluate("document.querySelectorAll('.rows button[aria-pressed=true]').length === 1"))
         await tab.evaluate("document.querySelector('.chart[tabindex]').focus()")
         await press("ArrowLeft")
         await until(lambda: tab.evaluate("document.querySelector('.u-cursor-x')?.style.transform !== ''"), "crosshair")
@@ -468,7 +480,7 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         await until(lambda: tab.evaluate("document.querySelector('.moment input') !== null"), "the options")
         await tab.evaluate("document.querySelector('.moment input').focus()")
         await press("Escape")
-        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 0"))
+        await until(lambda: tab.evaluate("document.querySelectorAll('.rows button[aria-pressed=true]').length === 0"))
         assert "alone=" not in await tab.evaluate("location.hash")
         assert tab.problems == []
 
@@ -477,25 +489,11 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
 async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path: Path) -> None:
     chromium_program()
     async with on_page(tmp_path / "profile", service.url) as tab:
-        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button').length >= 4"), "the legend")
+        await until(lambda: tab.evaluate("document.querySelectorAll('.rows button').length >= 4"), "the standings")
         await tab.evaluate("document.querySelector('.curves [aria-expanded]').click()")
         await until(lambda: tab.evaluate("document.querySelector('[aria-label=Lines]') !== null"), "the options")
         await tab.evaluate("document.querySelector('[aria-label=Lines] button:last-child').click()")
         await until(lambda: tab.evaluate("location.hash.includes('lines=variants')"), "the choice of lines")
-        saved = """(() => {
-            let saved = null
-            HTMLAnchorElement.prototype.click = function () { saved = [this.download, this.href.slice(0, 5)] }
-            document.querySelector('section[aria-label=Leaderboard] .quiet').click()
-            return saved
-        })()"""
-        await until(
-            lambda: tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet')"), "the board"
-        )
-        assert await tab.evaluate(saved) == ["leaderboard.csv", "blob:"]
-        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th.head button').click()")
-        assert "sort-leaderboard=-model" in await tab.evaluate("location.hash")
-        sorted_by = "document.querySelector('section[aria-label=Leaderboard] th.head')?.ariaSort"
-        await until(lambda: tab.evaluate(f"{sorted_by} === 'descending'"), "the order of the table")
         await choose_moment(tab, "From", "2026-03-04T05:06")
         await choose_moment(tab, "To", "2026-03-05T00:00")
         assert "from=2026-03-04T05%3A06Z&to=2026-03-05T00%3A00Z" in await tab.evaluate("location.hash")
@@ -514,6 +512,21 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
             "only that the range was refused"
         )
         tab.problems.clear()
+        await visit(tab, service.url, "/#/models?window=run")
+        saved = """(() => {
+            let saved = null
+            HTMLAnchorElement.prototype.click = function () { saved = [this.download, this.href.slice(0, 5)] }
+            document.querySelector('section[aria-label=Leaderboard] .quiet').click()
+            return saved
+        })()"""
+        await until(
+            lambda: tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet')"), "the board"
+        )
+        assert await tab.evaluate(saved) == ["leaderboard.csv", "blob:"]
+        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th.head button').click()")
+        assert "sort-leaderboard=-model" in await tab.evaluate("location.hash")
+        sorted_by = "document.querySelector('section[aria-label=Leaderboard] th.head')?.ariaSort"
+        await until(lambda: tab.evaluate(f"{sorted_by} === 'descending'"), "the order of the table")
         # Until the page is long enough and stays so, since its parts arrive in turn.
         await until(
             lambda: tab.evaluate("(scrollTo(0, 300), history.state?.scroll === 300)"), "the scroll in the history"
@@ -521,7 +534,7 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
         await tab.evaluate("location.hash = '#/trades'")
         await until(lambda: tab.evaluate("scrollY === 0"), "the top of a new page")
         await tab.evaluate("history.back()")
-        await until(lambda: tab.evaluate("scrollY === 300 && location.hash.includes('lines=variants')"), "the way back")
+        await until(lambda: tab.evaluate("scrollY === 300 && location.hash.includes('sort-')"), "the way back")
         assert tab.problems == []
 
 

@@ -143,9 +143,15 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       isSaved: isCompact,
       title: 'Model cost',
       by: one => one.details.costUsd,
-      csv: one => ({ 'Model cost, USD': one.details.costUsd, 'Model cost a day, USD': costADay(one) }),
-      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>
-        <span class="sub">${costADay(one) == null ? '' : `${number(costADay(one))} a day`}</span>`,
+      csv: one => ({ 'Model cost, USD': one.details.costUsd }),
+      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>`,
+    },
+    {
+      key: 'daily',
+      title: 'Cost a day',
+      className: 'wide',
+      by: costADay,
+      cell: one => number(costADay(one)),
     },
     {
       key: 'net',

@@ -39,15 +39,15 @@ function savePicture() {
   const canvas = Object.assign(document.createElement('canvas'), { width: WIDTH, height: HEIGHT })
   const context = canvas.getContext('2d')
   const { ground, text } = inks()
-  const title = document.querySelector('main h1:not(.visually-hidden)').innerText
-  const figure = document.querySelector('main .tile')?.innerText.replaceAll('\n', '  ')
+  const title = document.querySelector('main h1:not(.visually-hidden)').textContent
+  const figure = [...(document.querySelector('main .tile')?.children ?? [])].map(one => one.textContent).join('  ')
   context.fillStyle = ground
   context.fillRect(0, 0, WIDTH, HEIGHT)
   context.fillStyle = text
   context.font = `600 44px ${FONT}`
   context.fillText(title, EDGE, 74, WIDTH - 2 * EDGE)
   context.font = `26px ${FONT}`
-  context.fillText(figure ?? '', EDGE, 118, WIDTH - 2 * EDGE)
+  context.fillText(figure, EDGE, 118, WIDTH - 2 * EDGE)
   const scale = Math.min((WIDTH - 2 * EDGE) / width, (HEIGHT - TOP - EDGE / 2) / height)
   for (const part of host.querySelectorAll('canvas')) {
     const at = part.getBoundingClientRect()

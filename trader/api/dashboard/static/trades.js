@@ -279,7 +279,7 @@ export function Trades({
       entry.data &&
       html`<${Table} label=${title}
         columns=${tradeColumns(known, { hasModel: !modelId, hasVariant: !modelId && !variant })} rows=${rows} first=${50} readAll=${readAll}
-        narrow=${['closed', 'model', 'symbol', 'net']}
+        narrow=${['closed', modelId ? 'symbol' : 'model', 'net']}
       empty=${isFiltered ? 'No trade fits these filters.' : 'No trade has been completed yet.'} />`
     }
     ${
