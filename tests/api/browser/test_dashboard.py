@@ -166,6 +166,7 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
     await until(partial(tab.evaluate, f"!{confirm}.disabled"), "the typed confirmation")
     await tab.evaluate(f"{confirm}.click()")
     await shows(tab, "Orders are being canceled and positions closed.")
+    await until(partial(tab.evaluate, f'document.querySelectorAll("{panel} .button").length === 4'), "the halt")
     await tab.evaluate(press % "Resume")
     await tab.evaluate(f"setTimeout(() => {{ {press % 'Yes, resume'} }}, 200)")
     await shows(tab, "Lifted the halt of all accounts")
