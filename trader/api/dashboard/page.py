@@ -83,7 +83,7 @@ def render(
         preloads="\n".join(
             f'<link rel="modulepreload" href="{assets.FOLDER}/{name}">'
             for name in assets.FILES
-            if name.endswith(".js") and "/" not in name and not name.startswith(_NOT_OF_THE_PAGE)
+            if name.endswith(".js") and "/" not in name and not name.startswith(_NOT_OF_THE_PAGE + _LATER)
         ),
         data=" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items()),
     )
@@ -91,4 +91,5 @@ def render(
 
 
 _NOT_OF_THE_PAGE: Final = ("theme", "reference", "report", "series")
-"""What the names of the scripts begin with that the dashboard does not import as modules."""
+_LATER: Final = tuple("all_models candles compare evidence kiosk market model. operator trade. variant".split())
+"""What the names of the scripts begin with that the dashboard does not import as modules, or not for its first view."""

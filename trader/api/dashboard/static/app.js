@@ -1,26 +1,20 @@
 // @ts-check
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
-import { ModelsPage } from './all_models.js'
 import { operatorToken, readAnswerAhead } from './answers.js'
 import { ConversationPage, Conversations } from './conversations.js'
+import { Later } from './components.js'
 import { isDark } from './colors.js'
-import { ComparePage } from './compare.js'
 import { readCurvesAhead } from './curves.js'
 import { clock, isLocalTime, switchTimes } from './format.js'
 import { html, render, useEffect, useRef, useState } from './lib.js'
-import { MarketPage } from './market.js'
-import { ModelPage } from './model.js'
 import { useModels } from './models.js'
-import { OperatorPage } from './operator.js'
 import { Overview } from './overview.js'
 import { connect, useLive } from './store.js'
 import { Share } from './share.js'
 import { Demo, Prices } from './strip.js'
 import { SystemPage, useStatus } from './system.js'
-import { TradePage } from './trade.js'
 import { PositionsPage, TradeTotals, Trades } from './trades.js'
-import { VariantPage } from './variant.js'
 
 const PAGES = [
   ['', 'Overview'],
@@ -78,20 +72,33 @@ function App() {
       <span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 
+/** The pages that are read when they are first opened: their modules, by their names. */
+const LATER = {
+  ModelsPage: () => import('./all_models.js'),
+  ModelPage: () => import('./model.js'),
+  VariantPage: () => import('./variant.js'),
+  TradePage: () => import('./trade.js'),
+  MarketPage: () => import('./market.js'),
+  OperatorPage: () => import('./operator.js'),
+  ComparePage: () => import('./compare.js'),
+}
+
 function Page({ route }) {
-  if (route.page === 'models')
-    return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
-  if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
-  if (route.page === 'positions') return html`<${PositionsPage} />`
-  if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
-  if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
-  if (route.page === 'operator') return html`<${OperatorPage} />`
-  if (route.page === 'compare') return html`<${ComparePage} route=${route} />`
-  if (route.page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
-  if (route.page === 'conversations')
-    return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
-  if (route.page === 'system') return html`<${SystemPage} route=${route} />`
-  if (route.page === '') return html`<${Overview} route=${route} />`
+  const { page, id } = route
+  const named = {
+    models: id ? 'ModelPage' : 'ModelsPage',
+    variants: id && 'VariantPage',
+    trades: id && 'TradePage',
+    markets: id && 'MarketPage',
+    operator: 'OperatorPage',
+    compare: 'ComparePage',
+  }[page]
+  if (named) return html`<${Later} load=${LATER[named]} name=${named} route=${route} id=${id} />`
+  if (page === 'positions') return html`<${PositionsPage} />`
+  if (page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
+  if (page === 'conversations') return id ? html`<${ConversationPage} id=${id} />` : html`<${Conversations} />`
+  if (page === 'system') return html`<${SystemPage} route=${route} />`
+  if (page === '') return html`<${Overview} route=${route} />`
   return html`<p class="notice">There is no page with this name. <a href="#/">Overview</a></p>`
 }
 

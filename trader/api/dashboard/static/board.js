@@ -14,10 +14,9 @@ import {
   VariantName,
   scaleOf,
 } from './components.js'
-import { compareHref } from './compare.js'
 import { isolated, number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, distinctName, serviceNow, useModels } from './models.js'
+import { WINDOWS, compareHref, distinctName, serviceNow, useModels } from './models.js'
 
 const [HOUR_MS, DAY_MS] = [3_600_000, 86_400_000]
 const UNDECIDED = 'not distinguishable yet'

@@ -27,12 +27,6 @@ const LEAST_SPAN = 0.2
 const TRADES = 200
 const HOUR_MS = 3_600_000
 
-/**
- * The address of the comparison of two models; on its page the reader chooses one that is missing.
- * @param {any} [window]
- */
-export const compareHref = (one, other = '', window = '') => `#/compare?${new URLSearchParams({ one, other, window })}`
-
 export function ComparePage({ route }) {
   const [window, setWindow] = useWindow(route)
   const known = useModels()

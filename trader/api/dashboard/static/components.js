@@ -221,6 +221,25 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
       <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 2v8m-3-3 3 3 3-3M3 13h10" /></svg></button></p>`
 }
 
+const loaded = new Map()
+
+/** A component by its name, whose module is read when it is first shown. */
+export function Later({ load, name, ...props }) {
+  const [, setRead] = useState(null)
+  useEffect(() => {
+    if (!loaded.has(load))
+      load().then(
+        module => setRead(loaded.set(load, module)),
+        error => setRead(loaded.set(load, { error })),
+      )
+  }, [load])
+  const module = loaded.get(load)
+  if (!module) return html`<p class="empty">Reading …</p>`
+  return module.error
+    ? html`<p class="notice bad">This part cannot be read: ${module.error.message}</p>`
+    : html`<${module[name]} ...${props} />`
+}
+
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
 
 /**

@@ -3,11 +3,10 @@
 import { setChoices, useChosen } from './address.js'
 import { call, hasMany, knownReport, readAhead, shownMs, useReport } from './answers.js'
 import { BEST, ENDS_MAX as FEW_LINES, WORST, averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
-import { compareHref } from './compare.js'
 import { Choice, Moment, Pending, Panel, useChart } from './components.js'
 import { number, signedPercent } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
-import { WINDOWS, distinctName, useModels, windowOf } from './models.js'
+import { WINDOWS, compareHref, distinctName, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 import { positionsOf, useTrades } from './trades.js'
 

@@ -7,11 +7,11 @@ import { price, signedPercent, tone } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
 import { useLive, useRunning } from './store.js'
+import { PRICES_MS } from './strip.js'
 import { Positions, Trades, positionsOf, useTrades } from './trades.js'
 
 const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
 const TRADES = 500
-export const PRICES_MS = 10_000
 const CANDLES_MS = 300_000 // the stream delivers the events of the meantime
 const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
 

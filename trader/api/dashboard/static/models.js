@@ -77,3 +77,9 @@ export function distinctName(id, name) {
   const variant = repeated.get(models).get(id)
   return variant ? `${name} · ${variant}` : name
 }
+
+/**
+ * The address of the comparison of two models; on its page the reader chooses one that is missing.
+ * @param {any} [window]
+ */
+export const compareHref = (one, other = '', window = '') => `#/compare?${new URLSearchParams({ one, other, window })}`

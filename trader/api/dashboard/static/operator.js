@@ -6,6 +6,7 @@ import { Curves } from './curves.js'
 import { ZONE, day, isolated, moment, number, percent, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
+import { HALTS } from './system.js'
 
 const REASON = 'requested by an operator'
 const DAY_MS = 86_400_000
@@ -115,9 +116,6 @@ function Commands({ halts, known }) {
     )}
     <p class="body" role="status">${said || (halts.length ? '' : 'Nothing is halted.')}</p></${Panel}>`
 }
-
-/** Alarms of these causes tell of a halt, which is listed by itself. */
-export const HALTS = ['halt', 'loss limit']
 
 /** Halts and alarms as moments of the curves, newest first: {at in seconds, since, label, text, until}. */
 function notesOf({ halts, alarms }) {

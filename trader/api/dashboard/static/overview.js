@@ -2,7 +2,7 @@
 // The overview, one screen: the strip, the standings, the chart, and beside it what models say, do and hold.
 import { useChosen } from './address.js'
 import { Conversations } from './conversations.js'
-import { useStages } from './components.js'
+import { Later, useStages } from './components.js'
 import { Curves } from './curves.js'
 import { Feed } from './feed.js'
 import { html, useEffect, useState } from './lib.js'
@@ -10,7 +10,8 @@ import { useWindow } from './models.js'
 import { Leader, Standings, useStandings } from './standings.js'
 import { Strip } from './strip.js'
 import { Positions, Trades } from './trades.js'
-import { Kiosk } from './kiosk.js'
+
+const KIOSK = () => import('./kiosk.js')
 
 const WIDE = [
   ['chat', 'Chat'],
@@ -38,7 +39,7 @@ function useNarrow() {
 export function Overview({ route }) {
   const [window] = useWindow(route)
   const isKiosk = (route.query.get('tv') ?? new URLSearchParams(location.search).get('tv')) === '1'
-  return isKiosk ? html`<${Kiosk} window=${window} />` : html`<${Arena} window=${window} />`
+  return isKiosk ? html`<${Later} load=${KIOSK} name="Kiosk" window=${window} />` : html`<${Arena} window=${window} />`
 }
 
 function Arena({ window }) {

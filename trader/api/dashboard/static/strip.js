@@ -3,10 +3,10 @@
 import { useAnswer } from './answers.js'
 import { price, signedPercent, span, tone } from './format.js'
 import { html, useRef } from './lib.js'
-import { PRICES_MS } from './market.js'
 import { serviceNow, useModels } from './models.js'
 import { Spark } from './standings.js'
 
+export const PRICES_MS = 10_000
 const DAY_MS = 86_400_000
 const HOUR_MS = 3_600_000
 const SPARK_MS = 600_000

@@ -1,13 +1,15 @@
 // @ts-check
 // The state of the service: health, market, schedulers, streams and halts, and the banners about them.
 import { operatorToken, useReport } from './answers.js'
-import { Facts, Pending, Panel, Table } from './components.js'
+import { Facts, Later, Pending, Panel, Table } from './components.js'
 import { ZONE, clock, moment, number, span, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
-import { HALTS, OperatorPanel } from './operator.js'
 import { useLive } from './store.js'
 
+/** Alarms of these causes tell of a halt, which is listed by itself. */
+export const HALTS = ['halt', 'loss limit']
+const PANEL = () => import('./operator.js')
 const HEALTH_MS = 15_000 // halts are read as soon as the stream reports one
 const SYSTEM_MS = 30_000
 export const useHealth = () => useReport('/health', HEALTH_MS)
@@ -187,7 +189,7 @@ export function SystemPage({ route }) {
         one.message,
       ])} /></${Panel}>`
     }
-    ${operatorToken() && html`<${OperatorPanel} route=${route} report=${report} halts=${health.data?.halts ?? []} />`}
+    ${operatorToken() && html`<${Later} load=${PANEL} name="OperatorPanel" route=${route} report=${report} halts=${health.data?.halts ?? []} />`}
     ${
       report &&
       html`<${Panel} title="Schedulers"><${Table} label="Schedulers" narrow=${['name', 'running', 'last']} columns=${columns} rows=${schedulers}
