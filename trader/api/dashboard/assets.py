@@ -6,6 +6,7 @@ Their address contains a digest of all of them, so that browsers cache them fore
 import gzip
 import hashlib
 import mimetypes
+import re
 from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -86,6 +87,14 @@ FOLDER: Final = f"/assets/{_digest()}"
 def text_of(name: str) -> str:
     """Return the text of a static file."""
     return FILES[name].decode()
+
+
+def modules_of(name: str, imports: re.Pattern[str]) -> list[str]:
+    """Return the name of a module and of all that it imports, by the pattern of an import."""
+    names = [name]
+    for each in names:
+        names += [found for found in imports.findall(text_of(each)) if found not in names]
+    return names
 
 
 def routes() -> list[web.RouteDef]:

@@ -1,5 +1,6 @@
 """The page at `/`: the dashboard, or, with `DASHBOARD=off`, a short JSON list of addresses."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -17,6 +18,9 @@ from trader.core.clock import floor_time, iso
 from trader.settings.settings import Settings
 
 INDEX: Final = Route("/", head=True)
+
+_IMPORT: Final = re.compile(r"\bfrom '\./([^']+\.js)'")
+"""A module that is needed for the first view; others are imported when they are first shown."""
 
 _MINUTE: Final = timedelta(minutes=1)
 
@@ -81,15 +85,8 @@ def render(
         height=preview.SIZE[1],
         title=preview.title_of(settings, model_count),
         preloads="\n".join(
-            f'<link rel="modulepreload" href="{assets.FOLDER}/{name}">'
-            for name in assets.FILES
-            if name.endswith(".js") and "/" not in name and not name.startswith(_NOT_OF_THE_PAGE + _LATER)
+            f'<link rel="modulepreload" href="{assets.FOLDER}/{name}">' for name in assets.modules_of("app.js", _IMPORT)
         ),
         data=" ".join(f'data-{name}="{escape(value)}"' for name, value in data.items()),
     )
     return assets.Content.of(text.encode(), "text/html; charset=utf-8")
-
-
-_NOT_OF_THE_PAGE: Final = ("theme", "reference", "report", "series")
-_LATER: Final = tuple("all_models candles compare evidence kiosk market model. operator trade. variant".split())
-"""What the names of the scripts begin with that the dashboard does not import as modules, or not for its first view."""

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from trader.api.dashboard.assets import FILES, text_of
+from trader.api.dashboard.assets import FILES, modules_of, text_of
 
 ReportKind = Literal["season", "backtest", "sweep", "exam", "drift"]
 
-_IMPORT: Final = re.compile(r"(\bfrom |\bimport |\bimport\()'\./([^']+\.js)'")
+_IMPORT: Final = re.compile(r"\b(?:from |import |import\()'\./([^']+\.js)'")
 _LITERAL_IN_URL: Final = " !$&'()*+,-./:;=?@[]^_`{|}~"
 
 
@@ -24,12 +24,12 @@ def report_page(kind: ReportKind, title: str, data: Mapping[str, Any]) -> str:
     style = "".join(map(text_of, ("base.css", "parts.css", "report.css")))
     font = f"data:font/woff2;base64,{b64encode(FILES['vendor/inter.woff2']).decode()}"
     style = style.replace("vendor/inter.woff2", font)
-    modules = _modules(f"report_{kind}.js")
-    imports = {name: f"data:text/javascript,{quote(source, _LITERAL_IN_URL)}" for name, source in modules.items()}
+    sources = {name: text_of(name).replace("'./", "'") for name in modules_of(f"report_{kind}.js", _IMPORT)}
+    imports = {name: f"data:text/javascript,{quote(source, _LITERAL_IN_URL)}" for name, source in sources.items()}
     # Authors of text in the data cannot know its digest in advance, so a script in their text never has the nonce.
     nonce = sha256(text.encode()).hexdigest()
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; font-src data:"
-    library = f'<script nonce="{nonce}">{text_of("vendor/uplot.js")}</script>' if "charts.js" in modules else ""
+    library = f'<script nonce="{nonce}">{text_of("vendor/uplot.js")}</script>' if "charts.js" in sources else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}; base-uri 'none'; form-action 'none'\">"
@@ -42,15 +42,3 @@ def report_page(kind: ReportKind, title: str, data: Mapping[str, Any]) -> str:
         f"import {{ Report }} from 'report_{kind}.js'; import {{ show }} from 'report.js'; show(Report)"
         "</script></body></html>\n"
     )
-
-
-def _modules(name: str) -> dict[str, str]:
-    """Return the sources of a module and all its imports, by the names that they use for each other."""
-    modules: dict[str, str] = {}
-    names = [name]
-    for each in names:
-        if each not in modules:
-            source = text_of(each)
-            names += [name for _, name in _IMPORT.findall(source)]
-            modules[each] = _IMPORT.sub(r"\1'\2'", source)
-    return modules

@@ -128,27 +128,27 @@ function Said({ id, symbol }) {
   return text && html`<q class="soft" title=${text}><bdi>${text}</bdi></q>`
 }
 
-export function Standings({ window, standings: { board, rows, hold } }) {
+export function Standings({ window, standings: { board, rows, hold, times } }) {
   const known = useModels()
   const { chosen, toggle } = useAlone()
   const [[from], [to]] = useRange()
   const byHand = known.models.filter(one => one.manualSince)
-  const place =
-    hold && rows ? rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < hold.returns.at(-1)) : -1
-  const lines = (rows ?? []).map(
+  const list = (rows ?? []).map(
     (row, rank) => html`<${Row} key=${row.one.modelId} row=${row} place=${row.one.rank ? rank + 1 : '–'} known=${known}
     isChosen=${chosen.has(row.one.modelId)} onChoose=${() => toggle(row.one.modelId)} />`,
   )
-  if (hold && rows)
-    lines.splice(
-      place < 0 ? lines.length : place,
-      0,
-      html`<li class="held" key="hold"><span class="place"></span><span class="moved"></span>
-      <span class="name"><${Key} color="" /><span>Buy and hold</span></span>
-      <${Isolate} name="Buy and hold" line=${hold} return_=${hold.returns.at(-1)} isChosen=${chosen.has(BUY_AND_HOLD)} onChoose=${() => toggle(BUY_AND_HOLD)} /></li>`,
-    )
+  if (hold && rows) {
+    const first = times[hold.values.findIndex(value => value != null)]
+    const isLate = first > times[0] + SAME_S // what it returned is of less than the window
+    const last = hold.returns.at(-1)
+    const place = isLate ? -1 : rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < last)
+    const held = html`<li class="held" key="hold"><span class="place"></span><span class="moved"></span>
+      <span class="name"><${Key} color="" /><span>Buy and hold${isLate && `, since ${moment(1000 * first)}`}</span></span>
+      <${Isolate} name="Buy and hold" line=${hold} return_=${last} isChosen=${chosen.has(BUY_AND_HOLD)} onChoose=${() => toggle(BUY_AND_HOLD)} /></li>`
+    list.splice(place < 0 ? list.length : place, 0, held)
+  }
   return html`<${Panel} title="Standings" className="standings" tools=${html`<a class="small" href=${`#/models?window=${window}`}>All figures</a>`}>
-    <ol class=${`rows ${chosen.size ? 'isolating' : ''}`}>${lines}</ol>
+    <ol class=${`rows ${chosen.size ? 'isolating' : ''}`}>${list}</ol>
     ${board.data && rows && !rows.length && html`<p class="empty">No model has traded in this window yet.</p>`}
     ${(from || to) && html`<p class="note">Of the range that the chart shows.</p>`}
     ${byHand.length > 0 && html`<p class="note">Traded by hand, so not here: ${byHand.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${one.color} /> `)}</p>`}
