@@ -59,6 +59,8 @@ class EntrantEvidence(NamedTuple):
     the run. `before` is the evidence by the rules at the start of a season, before a later amendment.
     """
 
+    id: str
+    name: str
     model: Model
     models: Sequence[Model]
     record: EntrantRecord
@@ -77,14 +79,6 @@ class EntrantEvidence(NamedTuple):
     age_hours: int
     off_board: str | None
     before: "EntrantEvidence | None" = None
-
-    @property
-    def id(self) -> str:
-        return joint_id(self.models, self.record)
-
-    @property
-    def name(self) -> str:
-        return joint_name(self.models)
 
 
 class BoardResolution(NamedTuple):
@@ -500,10 +494,13 @@ def _evidence(
 ) -> EntrantEvidence:
     """Return the evidence of an entrant, which is compared as part of its group."""
     period, key = judged.period, group[0].key
+    models, record = [each.model for each in group], joint_record([each.record for each in group])
     return EntrantEvidence(
+        id=joint_id(models, record),
+        name=joint_name(models),
         model=judged.model,
-        models=[each.model for each in group],
-        record=joint_record([each.record for each in group]),
+        models=models,
+        record=record,
         started_at=period.started_at,
         ended_at=period.entrant.ended_at,
         statement=statement,

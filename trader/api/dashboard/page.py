@@ -73,7 +73,6 @@ def render(
         "version": __version__,
         "mode": settings.trading_mode,
         "market": market,
-        "currency": settings.quote_currency,
         "demo": demo if settings.demo else "off",
         "public": settings.public,
     }

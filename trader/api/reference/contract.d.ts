@@ -682,14 +682,16 @@ export type EntrantOverall = {
  * reflects a loss that has not occurred. `coverage` is the share of due cycles that it decided, in percent; below 95
  * it is not `ranked`. `amongBest` says whether it is indistinguishable from the best entrant, and `rank` gives its
  * possible places; null if it is excluded from the board, for the reason `offBoard`. `ageHours` counts all its whole
- * hours, and `account` covers the whole history of the account. Replicates share the row of the first of them, with
- * combined figures; `account` is its own. `replicates` is present if several models share one configuration.
+ * hours, and `account` covers the whole history of the account. Replicates share a row with combined figures, whose
+ * `modelId` is their fingerprint and whose `account` is of the first; `modelIds` are all of them. `replicates` is
+ * present if several models share one configuration.
  * `contamination` says whether the whole part is after the model's training cutoff (`trainingCutoff`, from the models
  * file). `declared` is the external agent's declaration at that time.
  */
 export type EntrantRow = {
   modelId: string
   modelName: string
+  modelIds: string[]
   variant: VariantId
   entrant: number
   runNumber: number
@@ -1040,8 +1042,8 @@ export type GetFailuresOutput = {
 }
 
 /**
- * `outcome` selects the runs that tried to change their account, or those that failed or had a call refused;
- * `invocationId` a single one.
+ * `outcome` selects the runs that tried to change their account, those that failed or had a call refused, or those
+ * that failed or had a call fail; `invocationId` a single one.
  */
 export type GetInvocationsInput = {
   /** an ISO 8601 time or date from 1970-01-01 to 2200-01-01 */
@@ -1051,7 +1053,7 @@ export type GetInvocationsInput = {
   modelId?: string | null | undefined
   /** Default: all. */
   variant?: 'Apex' | 'Trendsurfer' | 'Contrarian' | 'Sovereign' | 'all' | null | undefined
-  outcome?: 'acted' | 'refused' | null | undefined
+  outcome?: 'acted' | 'refused' | 'failed' | null | undefined
   invocationId?: string | null | undefined
   /** Default: 50. */
   limit?: number | null | undefined
@@ -1174,7 +1176,7 @@ export type GetTradeTotalsInput = {
   side?: Side | null | undefined
   result?: 'won' | 'lost' | null | undefined
   closeReason?: Cause | null | undefined
-  by: 'day' | 'week' | 'market' | 'side' | 'reason'
+  by: 'day' | 'week' | 'market' | 'side' | 'reason' | 'model'
 }
 
 export type GetTradeTotalsOutput = {
@@ -1398,8 +1400,8 @@ export type Invocation = {
  * `withinMinute` counts the trades of `tradesCount` that were held for less than a minute: in a replay of candles
  * their results depend on drawn prices.
  *
- * `costUsd` is the cost of the model's invocations within the window (for replicates the mean), null if no provider
- * reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
+ * `fees` are those of these trades, and `costUsd` is the cost of the model's invocations within the window, null if no
+ * provider reported one (for replicates the means); `netAfterCost` is `pnlAbsolute` minus that cost.
  */
 export type LeaderboardDetails = {
   ci95Reason: string | null
@@ -1414,6 +1416,7 @@ export type LeaderboardDetails = {
   trainingCutoff: string | null
   contamination: 'after cut-off' | 'before cut-off' | 'unknown'
   owner: string | null
+  fees: number
   costUsd: number | null
   netAfterCost: number | null
   declared?: Declared | undefined
@@ -1500,7 +1503,7 @@ export type Message = {
  * A model. `invocationCount` counts its finished runs. `warning` describes a problem, if there is one.
  *
  * `declared` is an external agent's declaration. `manualSince` is the time of the first manual order in its account's
- * run: from then on it is on no board. `colorChosen` is present if its color is the one of the models file.
+ * run: from then on it is on no board.
  */
 export type Model = {
   id: string
@@ -1511,7 +1514,6 @@ export type Model = {
   declared?: Declared | undefined
   logo?: string | undefined
   color: string
-  colorChosen?: boolean | undefined
   active: boolean
   /** ISO 8601 */
   createdAt: string
@@ -2571,6 +2573,11 @@ export type TraderProcedures = {
     input: HaltInput
     output: HaltOutput
   }
+  /** Halt like `operations.halt`, cancel every resting order, and close every position at market: an addition to the specification. It needs the database. */
+  'operations.flatten': {
+    input: HaltInput
+    output: HaltOutput
+  }
   /** Lift the halt of an account or, without `accountId`, the halt of all accounts: an addition to the specification. */
   'operations.resume': {
     input: ResumeInput | undefined
@@ -2848,6 +2855,8 @@ export type TraderClient<TContext extends ClientContext = Record<never, never>> 
      * The halt is in force before it is written, so it works without the database. It holds until an operator lifts it.
      */
     halt: ProcedureClient<TContext, 'operations.halt'>
+    /** Halt like `operations.halt`, cancel every resting order, and close every position at market: an addition to the specification. It needs the database. */
+    flatten: ProcedureClient<TContext, 'operations.flatten'>
     /** Lift the halt of an account or, without `accountId`, the halt of all accounts: an addition to the specification. */
     resume: ProcedureClient<TContext, 'operations.resume'>
     /** Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days (UTC): an addition to the specification. */

@@ -51,7 +51,7 @@ class ModelView(Wire, kw_only=True):
     """A model. `invocation_count` counts its finished runs. `warning` describes a problem, if there is one.
 
     `declared` is an external agent's declaration. `manualSince` is the time of the first manual order in its account's
-    run: from then on it is on no board. `colorChosen` is present if its color is the one of the models file.
+    run: from then on it is on no board.
     """
 
     id: str
@@ -62,7 +62,6 @@ class ModelView(Wire, kw_only=True):
     declared: DeclaredView | UnsetType = UNSET
     logo: str | UnsetType = UNSET
     color: str
-    color_chosen: Annotated[bool | UnsetType, From("configuration.color", bool)] = UNSET
     active: bool
     created_at: Timestamp
     invocation_count: int
