@@ -62,7 +62,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
     ("analytics.getEvidence", [{}, {"window": "7d"}]),
     ("analytics.getLeaderboard", [{}, {"window": "24h", "sortBy": "maxDrawdown"}]),
     ("trading.getPortfolioHistory", [{}, {"modelId": "m1"}, {"startDate": "2025-01-01T12:00:30Z", "maxPoints": 100}]),
-    ("trading.getEquityCurves", [{}, {"variant": "Apex", "points": 50}]),
+    ("trading.getEquityCurves", [{}, {"variant": "Apex", "points": 50}, {"window": "run"}]),
     ("analytics.getComparison", [{"modelId": "m1", "against": "m2"}]),
     ("analytics.getBehaviour", [{"modelId": "m1"}, {"modelId": "m2"}]),
     ("analytics.getTradeTotals", [{"by": "market"}, {"by": "day", "modelId": "m1"}]),

@@ -48,7 +48,7 @@ TOKENS: Final = "api/test_kept_answers.py::test_each_change_alters_the_tokens_of
 # fmt: off
 _KINDS: Final = (
     Mutant("positions are kept though a model has another name", "they are of accounts", "api/response_cache.py", [("return exchange.version, context.models.version, *exchange.marks().items()", "return exchange.version, *exchange.marks().items()")], [TOKENS]),
-    Mutant("histories of another term are kept", "snapshots have a version", "api/response_cache.py", [("return context.exchange.term, context.portfolio.version", "return context.portfolio.version")], [TOKENS]),
+    Mutant("histories of another term are kept", "snapshots have a version", "api/response_cache.py", [("return context.exchange.term, versions", "return versions")], [TOKENS]),
     Mutant("the evidence is kept though a model has decided", "a decision without an order changes no figure", "api/response_cache.py", [("return histories_token(context), context.exchange.version, context.invocations.version", "return histories_token(context), context.exchange.version")], [TOKENS]),
     Mutant("the leaderboard is kept though prices have changed", "it is made of snapshots", "api/response_cache.py", [("return evidence_token(context), positions_token(context)", "return evidence_token(context), context.exchange.version")], [TOKENS]),
     Mutant("prices are kept though a market is halted", "its price is the same", "api/response_cache.py", [("(quotes, context.market.troubles())", "quotes")], [TOKENS]),
