@@ -356,13 +356,7 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     assert result["complete"] is False
     assert words in result["ended"]
     said = [line for line in capsys.readouterr().out.splitlines() if line]
-<<<<<<< HEAD
     assert said[0] == said[-1] == f"Ended at {result['to']}: {result['ended']}", "what a reader looks for first"
-=======
-    assert said[0] == said[-1] == f"Ended at {result['to']}: {result['ended']}", (
-        "what a reader looks for is first and last"
-    )
->>>>>>> 8d841638 (Write the contract anew, without what the page no longer asks for)
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
 
 
