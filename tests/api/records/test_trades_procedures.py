@@ -177,6 +177,7 @@ async def test_equity_curves_share_their_times(call: Call) -> None:
         "values": [*range(10_000, 10_050), 10_049, None, None, None],
     }  # fmt: skip
     assert sovereign["values"] == [None, Decimal("5000.5"), Decimal("5000.5"), *[None] * 51]
+    assert (answer["start"], answer["starts"]["ax"]["value"]) == ("2026-03-04T00:00:00.000Z", 10_000)
     week = await call("trading.getEquityCurves", modelId="so")
     assert (week["resolution"], len(week["times"]), len(week["models"])) == ("1h", 169, 1)
     assert (await call("trading.getEquityCurves", modelId="nobody"))["models"] == []

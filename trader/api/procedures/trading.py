@@ -150,9 +150,9 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
     Range and resolutions are the same as in `getPortfolioHistory`. A value stays valid for at most 65 minutes if there
     is no newer one. With `baselines`, the baselines' curves follow the models'.
     """
-    starts = None
     if request.window is UNSET:
         start, end = _range(context, request)
+        starts = {key: each for key, each in (await context.analytics.starts(start)).items() if each.at < end}
     else:
         start, end, starts = await context.analytics.window(request.window)
     curves = await context.portfolio.equity_curves(

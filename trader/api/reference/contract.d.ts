@@ -977,15 +977,15 @@ export type GetEquityCurvesInput = {
 /**
  * One list of times for all models: the ends of the buckets, the last of which may be incomplete.
  *
- * With a `window`, `start` is its start, and `starts` tells where the current entrant of each account begins in it:
- * returns in the window count from there, as in `getLeaderboard`.
+ * `start` is that of the window or range, and `starts` tells where the current entrant of each account begins in it:
+ * returns count from there, as in `getLeaderboard`.
  */
 export type GetEquityCurvesOutput = {
   times: string[]
   resolution: '1m' | '5m' | '15m' | '1h' | '4h' | '1d'
   /** ISO 8601 */
-  start?: string | undefined
-  starts?: Record<string, CurveStart> | undefined
+  start: string
+  starts: Record<string, CurveStart>
   models: EquityCurve[]
 }
 

@@ -114,29 +114,27 @@ class CurveStart(Wire, kw_only=True):
 class GetEquityCurvesOutput(Wire, kw_only=True):
     """One list of times for all models: the ends of the buckets, the last of which may be incomplete.
 
-    With a `window`, `start` is its start, and `starts` tells where the current entrant of each account begins in it:
-    returns in the window count from there, as in `getLeaderboard`.
+    `start` is that of the window or range, and `starts` tells where the current entrant of each account begins in it:
+    returns count from there, as in `getLeaderboard`.
     """
 
     times: list[Timestamp]
     resolution: Resolution
-    start: Timestamp | UnsetType = UNSET
-    starts: dict[str, CurveStart] | UnsetType = UNSET
+    start: Timestamp
+    starts: dict[str, CurveStart]
     models: list[EquityCurve]
 
 
 _CURVES: Final = msgspec.json.Decoder(list[EquityCurve])
 
 
-def curves_of(
-    curves: Curves, start: datetime, starts: Mapping[str, WindowStart] | None = None
-) -> LongOutput[GetEquityCurvesOutput]:
+def curves_of(curves: Curves, start: datetime, starts: Mapping[str, WindowStart]) -> LongOutput[GetEquityCurvesOutput]:
     """Return the output of records encoded by the database."""
     frame = GetEquityCurvesOutput(
         times=[iso(time) for time in curves.times],
         resolution=curves.resolution,
-        start=UNSET if starts is None else iso(start),
-        starts=UNSET if starts is None else {key: CurveStart.from_attributes(each) for key, each in starts.items()},
+        start=iso(start),
+        starts={key: CurveStart.from_attributes(each) for key, each in starts.items()},
         models=[],
     )
     return LongOutput(frame, _CURVES, curves.records)
