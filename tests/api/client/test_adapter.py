@@ -45,6 +45,8 @@ PRICE = {"symbol": "BTC", "price": 99, "timestamp": AT, "change24hPercent": -1.5
 CURVES = {
     "times": [AT, "2026-03-04T05:07:00.000Z"],
     "resolution": "1m",
+    "start": AT,
+    "starts": {},
     "models": [{"id": "m", "name": "M", "variant": "Apex", "values": [None, 10_000.25]}],
 }
 ROW = {
