@@ -42,7 +42,7 @@ RUN = {
     "timestamp": AT, "toolCalls": CALLS,
 }  # fmt: skip
 PRICE = {"symbol": "BTC", "price": 99, "timestamp": AT, "change24hPercent": -1.5}
-CURVES = {
+CURVES: dict[str, Any] = {
     "times": [AT, "2026-03-04T05:07:00.000Z"],
     "resolution": "1m",
     "start": AT,

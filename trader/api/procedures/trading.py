@@ -152,7 +152,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
     """
     if request.window is UNSET:
         start, end = _range(context, request)
-        starts = {key: each for key, each in (await context.analytics.starts(start)).items() if each.at < end}
+        starts = await context.analytics.starts(start)
     else:
         start, end, starts = await context.analytics.window(request.window)
     curves = await context.portfolio.equity_curves(
@@ -163,7 +163,8 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
         points_max=request.points,
         baselines=request.baselines,
     )
-    return curves_of(curves, start, starts)
+    asked = starts if request.model_id is UNSET else {key: starts[key] for key in {request.model_id} & starts.keys()}
+    return curves_of(curves, start, asked)
 
 
 def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:

@@ -214,7 +214,8 @@ function linesOf(answer, portfolio, known, by, only) {
   if (isLed) times.unshift(since)
   if (now) times.push(now)
   const models = members.map(one => {
-    const start = answer.starts?.[one.id]
+    const begun = answer.starts[one.id]
+    const start = Date.parse(begun?.at) / 1000 < all.at(-1) ? begun : undefined // else the range is of an earlier run
     const startAt = Date.parse(start?.at) / 1000
     const values = one.values.slice(begin, end).map((value, place) => (all[begin + place] < startAt ? null : value)) // of an earlier run
     if (isLed) values.unshift(startAt <= since ? start.value : null)

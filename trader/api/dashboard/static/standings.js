@@ -57,7 +57,7 @@ export function Leader({ standings: { board, rows, hold, times } }) {
             color=${known.colorOf(first.one.modelIds[0])} isLinked=${first.one.replicates === 1} />
           <b class=${`figure ${tone(first.return_)}`}>${signedPercent(first.return_)}</b>
           <${Certainty} first=${first.one} entries=${board.data.entries} /></p>
-        <p class="why"><${Why} row=${first} lead=${leadOf(first, hold, times)} bestId=${board.data.bestTradeId} entries=${board.data.entries} /></p>`
+        <p class="why"><${Why} row=${first} lead=${leadOf(first, hold, times)} board=${board.data} /></p>`
         : html`<p class="soft why">${board.data ? (known.warning ?? 'No model has traded in this window yet.') : !board.error && 'Reading …'}</p>`
     }
   </section>`
@@ -90,17 +90,21 @@ function Certainty({ first, entries }) {
 }
 
 /** One sentence: the lead, and the closed trade or open position that made the most of it, with the model's own words. */
-function Why({ row: { one, return_ }, lead, bestId, entries }) {
-  const [open] = positionsOf(useLive(), each => one.modelIds.includes(each.modelId) && each.unrealizedPnl > 0).sort(
+function Why({ row: { one, return_ }, lead, board: { entries, bestTradeId } }) {
+  const [[from], [to]] = useRange()
+  const isOfBoard = !from && !to && one.modelId === entries[0]?.modelId // whose best trade it names
+  const bestId = isOfBoard ? bestTradeId : undefined
+  const [largest] = positionsOf(useLive(), each => one.modelIds.includes(each.modelId) && each.unrealizedPnl > 0).sort(
     (each, other) => other.unrealizedPnl - each.unrealizedPnl,
   )
+  const open = to ? undefined : largest // what is open now is not of an earlier range
   const more = entries.find(each => !each.rank && one.rank && each.pnlPercent > return_)
   const rest =
     more &&
     html` ${isolated(more.modelName)} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
   return bestId || open
     ? html`${lead}; <${Largest} closedId=${bestId} open=${open} key=${bestId} />${rest}`
-    : html`${lead}. It has won no trade in this window, and has no gain open.${rest}`
+    : html`${lead}.${isOfBoard && ' It has won no trade in this window, and has no gain open.'}${rest}`
 }
 
 function Largest({ closedId, open }) {
