@@ -161,8 +161,8 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         await check_a_comparison(tab, service, database)
         await check_the_leader(tab, service, database)
         await check_the_axes(tab, service.url)
-        await check_the_standings(tab, service)
         await check_the_mark(tab, service.url, database)
+        await check_the_standings(tab, service)
         await check_one_state(tab, service.url)
         await check_evidence(tab)
         assert tab.problems == []
