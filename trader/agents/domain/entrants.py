@@ -76,15 +76,12 @@ NO_RECORD: Final = EntrantRecord(0, None, None, 0, 0)
 
 def joint_record(records: Sequence[EntrantRecord]) -> EntrantRecord:
     """Return the record of replicates together, with the cycles of all of them."""
-    return (
-        records[0]
-        if len(records) == 1
-        else msgspec.structs.replace(
-            records[0],
-            began_at=max((each.began_at for each in records if each.began_at is not None), default=None),
-            cycles_decided=sum(each.cycles_decided for each in records),
-            cycles_due=sum(each.cycles_due for each in records),
-        )
+    return msgspec.structs.replace(
+        records[0],
+        began_at=max((each.began_at for each in records if each.began_at is not None), default=None),
+        cycles_decided=sum(each.cycles_decided for each in records),
+        cycles_due=sum(each.cycles_due for each in records),
+        is_in_vain=any(each.is_in_vain for each in records),
     )
 
 

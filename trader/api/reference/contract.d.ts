@@ -180,9 +180,9 @@ export type AgentExitPlanInput = {
   target?: number | null | undefined
   /** In words: what would prove this trade wrong. */
   invalidation?: string | null | undefined
-  /** Mark price at which the idea is wrong, on the stop's side; closes the position. */
+  /** Mark price that closes the position as a wrong idea, on the stop's side. */
   invalidationPrice?: number | null | undefined
-  /** ISO 8601 UTC time at which the position is closed whatever its price.. ISO 8601 */
+  /** ISO 8601 UTC time that closes it at any price.. ISO 8601 */
   timeExit?: string | null | undefined
   /** Id of the view behind the decision. */
   viewId: string
@@ -202,7 +202,7 @@ export type AgentHistoryInput = {
 }
 
 export type AgentHoldInput = {
-  /** Why, with the figures that decided it. */
+  /** Why, with the figures that decided it, in 300 characters. */
   reason: string
   /** Your model, steps, tokens and cost in USD. */
   usage?: DeclaredUsage | null | undefined
