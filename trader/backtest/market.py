@@ -298,6 +298,7 @@ class BacktestMarket:
         interval in which they hold."""
 
         self._opened_a_day_ago = lru_cache(maxsize=64)(self._find_opened_a_day_ago)
+        self._with_vwap = lru_cache(maxsize=1024)(self._find_with_vwap)
         self._known_funding = lru_cache(maxsize=64)(
             lambda symbol, hour: known_funding(partial(source.known_funding_rate, symbol), hour)
         )
@@ -462,7 +463,11 @@ class BacktestMarket:
         if last is None:
             return Indicators()
         if is_latest or (series.is_current(last, now) and day is not None and session.is_current(day, now)):
-            vwap = None if day is None else session.vwaps[day]
-            return msgspec.structs.replace(series.indicators(last), **vwap_fields(vwap))
+            return self._with_vwap(symbol, interval, last, day)
         # Within a gap, the kept candles begin later.
         return indicators(series.closed(now), session.closed(now))
+
+    def _find_with_vwap(self, symbol: str, interval: Interval, place: int, day: int | None) -> Indicators:
+        """Return the indicators at a candle, with the VWAP at a candle of the session."""
+        vwap = None if day is None else self._series[symbol, SESSION_INTERVAL].vwaps[day]
+        return msgspec.structs.replace(self._series[symbol, interval].indicators(place), **vwap_fields(vwap))
