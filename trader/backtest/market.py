@@ -117,11 +117,10 @@ class _CandlePrices:
         return None
 
     def mark(self, second: int) -> Decimal:
-        second = self.last_tick(second)
-        minute, grid = second // 60, self._prices.grid
-        if second % 60:
-            return grid.price(self._prices.marks(minute)[second % 60])
-        return grid.price(self._open[minute - self._first])
+        minute, second_of_minute = divmod(self.last_tick(second), 60)
+        if second_of_minute:
+            return self._prices.grid.price(self._prices.marks(minute)[second_of_minute])
+        return self._prices.grid.price(self._open[minute - self._first])
 
     def quote(self, second: int) -> Quote:
         second = self.last_tick(second)

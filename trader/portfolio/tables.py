@@ -162,11 +162,17 @@ class Table:
             with replacing(file) as opened:
                 extra("pyarrow.parquet").write_table(arrow.table(columns), opened)
             return
-        texts = [
-            np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
-            for column, kind in self._kinds.items()
-        ]
-        write_csv(file, chain([self._kinds], zip(*texts, strict=True)))
+        write_csv(file, chain([self._kinds], zip(*(self._cells(column) for column in self._kinds), strict=True)))
+
+    def _cells(self, column: str) -> Iterable[Any]:
+        """Return the cells of a column as CSV has them."""
+        match self._kinds[column]:
+            case "time":
+                return np.datetime_as_string(self[column], unit="ms", timezone="UTC").tolist()
+            case "text":
+                return map(defused, self._columns[column])
+            case _:
+                return self._columns[column]
 
 
 class Results(NamedTuple):
@@ -238,12 +244,12 @@ def _read_table(file: Path, name: str) -> Table:
 
 
 def write_csv(file: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows as CSV, in which no cell is a formula of a spreadsheet. Raises `OSError`."""
+    """Write rows as CSV; `defused` are the cells that may be texts of strangers. Raises `OSError`."""
     with replacing(file) as opened, TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
-        csv.writer(lines).writerows([_defused(cell) for cell in row] for row in rows)
+        csv.writer(lines).writerows(rows)
 
 
-def _defused(cell: Any) -> Any:
+def defused(cell: Any) -> Any:
     """Return a cell with an apostrophe before a text that a spreadsheet would execute, or that begins with one."""
     is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell
