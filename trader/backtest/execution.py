@@ -22,6 +22,7 @@ from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.backtest.accounts import DecisionSource
 from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
 from trader.backtest.market import BacktestMarket
@@ -139,6 +140,7 @@ class MarketOpener:
     def __init__(self) -> None:
         self._opened: tuple[Conditions, Settings, BacktestSource] | None = None
         self._market: tuple[BacktestSource, set[Interval], int, BacktestMarket] | None = None
+        self._prepared: BacktestMarket | None = None
 
     async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, BacktestSource]:
         """Return what `open_source` returns."""
@@ -154,12 +156,19 @@ class MarketOpener:
         return self._market[3]
 
     async def prepare(self, spec: BacktestSpec) -> None:
-        """Open the market of a backtest, and compute its indicators. Raises like `execute`."""
+        """Open the market of a backtest, and compute what its strategies read of it. Raises like `execute`."""
         environ = environ_of(spec.conditions)
         settings, source = await self.source(spec.conditions, environ)
         async with AsyncExitStack() as stack:
-            market = await self.market(source, await _choose(spec, environ, settings, source, stack))
+            chosen = await _choose(spec, environ, settings, source, stack)
+            market = await self.market(source, chosen)
+        if market is self._prepared:
+            return
+        self._prepared = market
         market.prepare_indicators()
+        for _, decides in chosen.models:
+            if isinstance(decides.strategy, LoadedStrategy) and not decides.strategy.looks_first:
+                market.prepare_views(decides.strategy.shown, _decision_seconds(decides, market.span))
 
 
 async def execute(
@@ -278,6 +287,13 @@ async def _open_database(out: Path, source: BacktestSource, stack: AsyncExitStac
     stack.push_async_callback(database.close)
     await apply_schema(database)
     return database
+
+
+def _decision_seconds(source: DecisionSource, span: range) -> Iterator[int]:
+    second = source.next_after(span.start - 1)
+    while second is not None and second < span.stop:
+        yield second
+        second = source.next_after(second)
 
 
 def _intervals(chosen: Chosen) -> set[Interval]:

@@ -6,10 +6,11 @@ and its range; only the other seconds need the minute's path.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
@@ -34,6 +35,9 @@ _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
 
 _MOMENTS_KEPT: Final = 16
+_VIEWS_PREPARED: Final = 10_000
+"""Times at most for which views are prepared: at 15 KB for each market, they share the memory of the candles."""
+
 _WINDOWS_MIN: Final = 24
 """A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
 
@@ -292,6 +296,9 @@ class BacktestMarket:
         self._moments: dict[int, Moment] = {}
         self._observed: dict[tuple[str, Shown], ObservedMarket] = {}
         self._observed_at: datetime | None = None
+        self._prepared: dict[datetime, dict[tuple[str, Shown], ObservedMarket]] = {}
+        """What agents see at the times of `prepare_views`."""
+
         self._indicators: dict[tuple[str, Interval], tuple[tuple[int, int], tuple[Indicators, ...]]] = {}
         """The indicators at the ends of the last intervals, with the numbers of the interval and of the session's
         interval in which they hold."""
@@ -330,6 +337,14 @@ class BacktestMarket:
         """Compute the indicators that are computed for all candles at once, instead of when they are first read."""
         for (_, interval), series in self._series.items():
             series.prepare(has_vwaps=interval == SESSION_INTERVAL)
+
+    def prepare_views(self, shown: Shown, seconds: Iterable[int]) -> None:
+        """Compute what an agent that decides at these seconds sees of the markets, for several runs on this market."""
+        for second in islice(seconds, _VIEWS_PREPARED - len(self._prepared)):
+            now = moment_of(second)
+            for symbol in self.markets:
+                self.observe(symbol, shown, second, now)
+            self._prepared[now] = self._observed
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -393,7 +408,7 @@ class BacktestMarket:
             return None
         if self._observed_at != now:
             self._observed_at = now
-            self._observed.clear()
+            self._observed = dict(self._prepared.get(now, {}))
         key = symbol, shown
         if key not in self._observed:
             hour = now.replace(minute=0, second=0, microsecond=0)
