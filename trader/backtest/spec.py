@@ -23,7 +23,7 @@ from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.files import find_files
 from trader.market.sources.recorder import find_recording, recorded_symbols
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows, replayed_rows
+from trader.market.sources.rows import preset_rows
 from trader.portfolio.tables import Format
 from trader.settings.forms import parse_setting
 from trader.settings.settings import VARIABLES, Settings
@@ -267,7 +267,7 @@ def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
     return ReplaySource(
         data,
         settings.markets,
-        rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
+        rows=preset_rows(settings.venue_preset, settings.markets_file),
         seed=settings.seed,
         start=start,
         end=end,

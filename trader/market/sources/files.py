@@ -16,6 +16,7 @@ from functools import partial
 from io import TextIOWrapper
 from math import isfinite, nan
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
@@ -83,6 +84,13 @@ class Minutes:
 
     def __getitem__(self, place: int) -> FileRow:
         return FileRow(*(column[place] for column in self.columns))
+
+    @property
+    def range_bp(self) -> float:
+        """The median range of a minute, in basis points of its close."""
+        return median(
+            10_000 * (high - low) / close for high, low, close in zip(self.high, self.low, self.close, strict=True)
+        )
 
     def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
         """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
