@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
+from importlib import import_module
 from io import TextIOWrapper
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -24,11 +26,10 @@ from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
 from trader.core.files import open_regular
 from trader.market.domain.markets import canonical_symbol
+from trader.market.sources.forms import Form
 
-_COLUMN_COUNTS: Final = (6, 12)
-_NAMES: Final = ["open", "high", "low", "close", "volume"]
 _FILE_NAME: Final = re.compile(
-    r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip)"
+    r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip|parquet)"
 )
 _FUNDING_NAMES: Final = ["calc_time", "funding_interval_hours", "last_funding_rate"]
 _FUNDING_FILE: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)-fundingRate(?:[-_.].*)?\.(?:csv|csv\.gz|zip)")
@@ -110,6 +111,11 @@ class Minutes:
         self.close.append(row.close)
         self.volume.append(row.volume)
 
+    def reverse(self) -> None:
+        """Reverse candles that are newest first, as venues answer requests."""
+        for column in (self.minute, self.open, self.high, self.low, self.close, self.volume):
+            column.reverse()
+
     def extend(self, later: "Minutes") -> None:
         """Append candles that are all later than the existing ones."""
         for column, added in zip(self.columns, later.columns, strict=True):
@@ -135,7 +141,8 @@ def find_files(place: Path) -> dict[str, list[Path]]:
             raise MarketDataError(f"{path}: these are {name['interval']} candles; a replay needs 1m candles")
         files.setdefault(canonical_symbol(name["market"]), []).append(path)
     if not files:
-        raise MarketDataError(f"{place}: no kline files found (such as BTCUSDT-1m-2025-01.csv, .csv.gz or .zip)")
+        names = "such as BTCUSDT-1m-2025-01.csv, .csv.gz, .zip or .parquet"
+        raise MarketDataError(f"{place}: no kline files found ({names})")
     return files
 
 
@@ -210,35 +217,28 @@ def read_market(paths: list[Path]) -> Minutes:
 
 def read_file(path: Path) -> Minutes:
     """Return the candles of one file. Raise `MarketDataError` with file, line and reason."""
-    minutes = Minutes()
-    column_count: int | None = None
-    last_minute: int | None = None
-    has_neighbours = False
+    minutes, form = Minutes(), None
     for number, line in _lines(path):
         fields = line.split(",")
-        if column_count is None:
-            if len(fields) not in _COLUMN_COUNTS:
-                _refuse(path, number, f"{len(fields)} columns instead of 6 or 12")
-            column_count = len(fields)
-            if not any(_is_number(field) for field in fields):
-                _check_header(path, number, fields)
-                continue
-        if len(fields) != column_count:
-            _refuse(path, number, f"{len(fields)} columns instead of {column_count}")
         try:
-            row = _row(fields)
+            if form is None:
+                form = Form.of(fields, is_header=not any(_is_number(field) for field in fields))
+                if form.has_header:
+                    continue
+            minutes.append(_row(*form.read(fields)))
         except ValueError as error:
             _refuse(path, number, str(error))
-        if last_minute is not None and row.minute <= last_minute:
-            _refuse(path, number, "its time is not after the previous row's")
-        has_neighbours = has_neighbours or row.minute - 1 == last_minute
-        last_minute = row.minute
-        minutes.append(row)
+        step = minutes.minute[-1] - minutes.minute[-2] if len(minutes) > 1 else 1
+        is_newest_first = form.may_descend and len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]
+        if step >= 0 if is_newest_first else step <= 0:
+            _refuse(path, number, f"its time is not {'before' if is_newest_first else 'after'} the previous row's")
         if len(minutes) > _CANDLES_MAX:
             _refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
     if not minutes:
         _refuse(path, 1, "no candles")
-    if len(minutes) > 1 and not has_neighbours:
+    if len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]:
+        minutes.reverse()
+    if len(minutes) > 1 and all(later - minute > 1 for minute, later in pairwise(minutes.minute)):
         _refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
     return minutes
 
@@ -248,8 +248,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     blank: int | None = None
     try:
-        with _text(path) as file:
-            for line in iter(partial(file.readline, _LINE_MAX + 1), ""):
+        with _open_lines(path) as lines:
+            for line in lines:
                 number += 1
                 if len(line) > _LINE_MAX:
                     _refuse(path, number, f"has over {_LINE_MAX} characters")
@@ -264,6 +264,38 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         _refuse(path, number + 1, f"cannot be read ({error})")
     except UnicodeDecodeError:
         _refuse(path, number + 1, "is not UTF-8 text")
+
+
+@contextmanager
+def _open_lines(path: Path) -> Iterator[Iterator[str]]:
+    """Open a file as lines; a line of a table that is no text has its cells as CSV would."""
+    if path.suffix == ".parquet":
+        with open_regular(path) as file:
+            yield _parquet_lines(path, file)
+    else:
+        with _text(path) as file:
+            yield iter(partial(file.readline, _LINE_MAX + 1), "")
+
+
+def _parquet_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
+    """Yield the names of the columns, then the rows; times are microseconds since 1970."""
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        _refuse(path, 1, "pyarrow is not installed, which Parquet needs: pip install 'trader-service[results]'")
+    try:
+        table = parquet.ParquetFile(file)
+        yield ",".join(table.schema_arrow.names)
+        for batch in table.iter_batches():
+            columns = [
+                column.cast(arrow.timestamp("us", column.type.tz)).cast(arrow.int64())
+                if arrow.types.is_timestamp(column.type)
+                else column
+                for column in batch.columns
+            ]
+            yield from (",".join(map(str, row)) for row in zip(*(each.to_pylist() for each in columns), strict=True))
+    except arrow.ArrowException as error:
+        _refuse(path, 1, f"cannot be read ({error})")
 
 
 @contextmanager
@@ -285,10 +317,9 @@ def _text(path: Path) -> Iterator[TextIO]:
         yield TextIOWrapper(unpacked, encoding="utf-8-sig", newline=None)
 
 
-def _row(fields: list[str]) -> FileRow:
+def _row(minute: int, figures: list[str]) -> FileRow:
     """Return the candle of a row. Raise `ValueError` with the reason."""
-    opened, high, low, close, volume, *_ = _numbers(fields[1:])
-    minute = _minute(fields[0])
+    opened, high, low, close, volume = _numbers(figures)
     if low <= 0:
         raise ValueError("a price is not above 0")
     if high < low:
@@ -331,14 +362,6 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _minute(field: str) -> int:
-    """Return the minutes since 1970 of an open time in milliseconds or microseconds."""
-    minute, rest = _time(field)
-    if rest:
-        raise ValueError(f"the time {field} is not on the minute")
-    return minute
-
-
 def _time(field: str) -> tuple[int, int]:
     """Return the full minutes since 1970 of a time in milliseconds or microseconds, and the remainder in its unit."""
     if not (field.isascii() and field.isdigit() and len(field) <= 16):
@@ -347,12 +370,6 @@ def _time(field: str) -> tuple[int, int]:
     if time < _MS_MIN:
         raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
     return divmod(time, 60_000 if time < _US_MIN else 60_000_000)
-
-
-def _check_header(path: Path, number: int, fields: list[str]) -> None:
-    names = [field.strip().strip('"').lower() for field in fields]
-    if names[1:6] != _NAMES:
-        _refuse(path, number, f"expected a header with the columns open_time,{','.join(_NAMES)}")
 
 
 def _refuse(path: Path, line: int, reason: str) -> NoReturn:
