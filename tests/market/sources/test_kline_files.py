@@ -146,7 +146,9 @@ def test_a_volume_in_contracts_gives_way_to_that_in_base_currency(tmp_path: Path
 def test_a_file_that_mixes_forms_of_times_is_refused(tmp_path: Path, first: str, second: str) -> None:
     place = tmp_path / "BTC.csv"
     place.write_text(f"time,open,high,low,close,volume\n{first},1,1,1,1,1\n{second},1,1,1,1,1")
-    with pytest.raises(MarketDataError, match=f"line 3: the time '{second}' has another form than the first row's"):
+    with pytest.raises(
+        MarketDataError, match=f"line 3: the time '{second}' is in .+, unlike the first row's, which is in"
+    ):
         read_file(place)
 
 
@@ -199,10 +201,10 @@ T = GOOD[1].split(",")[0]
         (f"{T},0,2,0,1,1", "a price is not above 0"),
         (f"{T},-1,2,-1,1,1", "a price is not above 0"),
         (f"{int(T) + 1},1,2,1,1,1", "is not on the minute"),
-        (f"{int(T) // 1000},1,2,1,1,1", "has another form than the first row's: milliseconds"),
-        (f"{T}.0,1,2,1,1,1", "has another form than the first row's: milliseconds"),
-        (f"-{T},1,2,1,1,1", "has another form than the first row's: milliseconds"),
-        ("9" * 5000 + ",1,2,1,1,1", "has another form than the first row's: milliseconds"),
+        (f"{int(T) // 1000},1,2,1,1,1", "is in seconds, unlike the first row's, which is in milliseconds"),
+        (f"{T}.0,1,2,1,1,1", "has no known form; expected "),
+        (f"-{T},1,2,1,1,1", "has no known form; expected "),
+        ("9" * 5000 + ",1,2,1,1,1", "has no known form; expected "),
         (GOOD[0], "its time is not after the previous row's"),
         (f"{int(T) - 120_000},1,2,1,1,1", "its time is not after the previous row's"),
         ("", "an empty line"),

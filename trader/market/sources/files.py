@@ -26,7 +26,7 @@ from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
 from trader.core.files import open_regular
 from trader.market.domain.markets import canonical_symbol
-from trader.market.sources.forms import Form
+from trader.market.sources.forms import PLAIN_TIMES, CandleForm, Times
 
 _FILE_NAME: Final = re.compile(
     r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip|parquet)"
@@ -37,10 +37,6 @@ _FUNDING_LATE: Final = 1
 """How many minutes past the hour a funding time may be: it is when the rate was calculated."""
 _INTERVALS: Final = frozenset(str(hours) for hours in range(1, 25) if 24 % hours == 0)
 _RATE_MAX: Final = Decimal("0.1")
-_MS_MIN: Final = 10**11
-"""Smaller times are not milliseconds: they would lie before 1973."""
-_US_MIN: Final = 10**14
-"""Times from here on are microseconds: as milliseconds they would lie in the year 5138."""
 
 
 _LINE_MAX: Final = 65_536
@@ -164,8 +160,8 @@ def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
     """Return the published rates of one market's files by hour since 1970. An hour with two rates is rejected."""
     rates: dict[int, PublishedRate] = {}
     for path in paths:
-        last_hour: int | None = None
-        for number, line in _lines(path):
+        last_hour, times = None, Times(PLAIN_TIMES)
+        for number, line in dated_lines(path):
             fields = line.split(",")
             if len(fields) != len(_FUNDING_NAMES):
                 _refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
@@ -174,7 +170,7 @@ def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
                     _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
                 continue
             try:
-                hour, published = _funding_row(fields)
+                hour, published = _funding_row(fields, times)
             except ValueError as error:
                 _refuse(path, number, str(error))
             if last_hour is not None and hour <= last_hour:
@@ -188,9 +184,9 @@ def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
     return rates
 
 
-def _funding_row(fields: list[str]) -> tuple[int, PublishedRate]:
+def _funding_row(fields: list[str], times: Times) -> tuple[int, PublishedRate]:
     """Return the hour since 1970 and the rate published for it. Raise `ValueError` with the reason."""
-    hour, late = divmod(_time(fields[0])[0], 60)
+    hour, late = divmod(times.read(fields[0]) // 60_000_000, 60)
     if late > _FUNDING_LATE:
         raise ValueError(f"the time {fields[0]} is not on the hour")
     if fields[1] not in _INTERVALS:
@@ -218,11 +214,11 @@ def read_market(paths: list[Path]) -> Minutes:
 def read_file(path: Path) -> Minutes:
     """Return the candles of one file. Raise `MarketDataError` with file, line and reason."""
     minutes, form = Minutes(), None
-    for number, line in _lines(path):
+    for number, line in dated_lines(path):
         fields = line.split(",")
         try:
             if form is None:
-                form = Form.of(fields, is_header=not any(_is_number(field) for field in fields))
+                form = CandleForm(fields, is_header=not any(_is_number(field) for field in fields))
                 if form.has_header:
                     continue
             minutes.append(_row(*form.read(fields)))
@@ -243,7 +239,7 @@ def read_file(path: Path) -> Minutes:
     return minutes
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def dated_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each line with its number, from 1; blank lines are allowed only at the end."""
     number = 0
     blank: int | None = None
@@ -360,16 +356,6 @@ def _is_number(field: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _time(field: str) -> tuple[int, int]:
-    """Return the full minutes since 1970 of a time in milliseconds or microseconds, and the remainder in its unit."""
-    if not (field.isascii() and field.isdigit() and len(field) <= 16):
-        raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
-    time = int(field)
-    if time < _MS_MIN:
-        raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
-    return divmod(time, 60_000 if time < _US_MIN else 60_000_000)
 
 
 def _refuse(path: Path, line: int, reason: str) -> NoReturn:
