@@ -94,10 +94,9 @@ class CandleForm:
         """Whether the newest row may come first, as in answers of Bybit, OKX and Coinbase, but never of Binance."""
 
         self._places = [place_of(role, names) for role in _COLUMNS] if is_header else list(range(6))
-        self._in_currency, self._confirm = (
-            names.index(name) if name in names else None for name in (_IN_CURRENCY, _CONFIRM)
-        )
-        self._in_quote = next((names.index(name) for name in _IN_QUOTE if name in names), None)
+        places = {name: place for place, name in enumerate(names)}
+        self._in_currency, self._confirm = places.get(_IN_CURRENCY), places.get(_CONFIRM)
+        self._in_quote = next((places[name] for name in _IN_QUOTE if name in places), None)
         if self._in_currency is not None and self._in_quote is None:
             raise FormError(f"volCcy may be in base or quote currency; expected a column {_IN_QUOTE[0]}")
 
@@ -110,7 +109,7 @@ class CandleForm:
         time, *figures = (fields[place] for place in self._places)
         if self._in_currency is not None and fields[self._in_currency] != fields[self._in_quote or 0]:
             figures[-1] = fields[self._in_currency]
-        minute, rest = divmod(self._times.read(time), 60_000_000)
+        minute, rest = divmod(self._times.read(time.strip('" ')), 60_000_000)
         if rest:
             raise FormError(f"the time {time} is not on the minute")
         return minute, figures
