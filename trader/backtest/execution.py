@@ -45,8 +45,17 @@ from trader.backtest.result import (
 )
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
-from trader.backtest.spec import DECISIONS, RESULT, BacktestSource, BacktestSpec, Conditions, environ_of, open_source
-from trader.backtest.trials import add_trials, check_trials
+from trader.backtest.spec import (
+    DECISIONS,
+    RESULT,
+    BacktestSource,
+    BacktestSpec,
+    Conditions,
+    environ_of,
+    open_source,
+    read_own_data,
+)
+from trader.backtest.trials import add_trials, check_trials, file_digest
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.ownership import EMBEDDED_FOLDER
@@ -55,9 +64,10 @@ from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.own_data import OwnData
 from trader.portfolio.evidence import Field, last_whole_hour
 from trader.portfolio.evidence import make_report as evidence_report
-from trader.portfolio.tables import Results, Table, check_format
+from trader.portfolio.tables import Format, Results, Table, check_format
 from trader.seasons.page import RankedModel, page
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
@@ -141,11 +151,14 @@ class MarketOpener:
         self._opened: tuple[Conditions, Settings, BacktestSource] | None = None
         self._market: tuple[BacktestSource, set[Interval], int, BacktestMarket] | None = None
         self._prepared: BacktestMarket | None = None
+        self._own_data = OwnData()
 
     async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, BacktestSource]:
         """Return what `open_source` returns."""
         if self._opened is None or self._opened[0] != conditions:
-            self._opened = conditions, *await open_source(conditions, environ)
+            settings, source = await open_source(conditions, environ)
+            self._own_data = read_own_data(conditions, source.span)
+            self._opened = conditions, settings, source
         return self._opened[1:]
 
     async def market(self, source: BacktestSource, chosen: Chosen) -> BacktestMarket:
@@ -153,6 +166,7 @@ class MarketOpener:
         needs = source, _intervals(chosen), _history(chosen)
         if self._market is None or self._market[:3] != needs:
             self._market = *needs, await BacktestMarket.open(*needs)
+            self._market[3].own_data = self._own_data
         return self._market[3]
 
     async def prepare(self, spec: BacktestSpec) -> None:
@@ -180,7 +194,8 @@ async def execute(
     :raises StartError: the folder exists, or something cannot be read or written
     """
     spec.check()
-    check_format(spec.tables)
+    if spec.tables is not None:
+        check_format(spec.tables)
     if spec.out.exists():
         raise StartError(f"{spec.out} exists already; --out names a new folder.")
     try:
@@ -233,7 +248,8 @@ async def _execute(
             _write_settings(spec, environ, run.starts_at, output.database_until)
         value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
         results = tables.finish(run.accounts)
-        _write_tables(spec, [*results, run.series] if len(run.series) else results)
+        if spec.tables is not None:
+            _write_tables(spec.out, spec.tables, [*results, run.series] if len(run.series) else results)
     return FinishedBacktest(value, standings, results, run.series, end, run.failure)
 
 
@@ -392,13 +408,13 @@ async def _go_on(
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
 
 
-def _write_tables(spec: BacktestSpec, tables: Sequence[Table]) -> None:
+def _write_tables(folder: Path, form: Format, tables: Sequence[Table]) -> None:
     """Write the tables; a partly written one is removed. Raises `StartError`."""
     for each in tables:
         try:
-            each.write(spec.out, spec.tables)
+            each.write(folder, form)
         except OSError as error:
-            file = spec.out / f"{each.name}.{spec.tables}"
+            file = folder / f"{each.name}.{form}"
             file.unlink(missing_ok=True)
             raise StartError(
                 f"{file} cannot be written: {error.strerror}. It is left out; "
@@ -455,6 +471,7 @@ def _value(
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "strategy": strategy_value(chosen),
+        "ownData": {str(path): file_digest(path) for path in spec.conditions.own_data},
         "options": msgspec.to_builtins(replace(spec.conditions.placed(), market=tuple(source.markets)), enc_hook=str),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [

@@ -28,6 +28,7 @@ from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interva
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.market.sources.book_recording import RecordedSeconds
 from trader.market.sources.books import CLOSE_S
+from trader.market.sources.own_data import OwnData
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.synthetic import MarketMaker
 
@@ -292,6 +293,9 @@ class BacktestMarket:
         """The second of each market's first tick."""
 
         self._all_seen_since = max(self.seen_since.values())
+
+        self.own_data = OwnData()
+        """The own columns that agents see beside the markets."""
 
         self._moments: dict[int, Moment] = {}
         self._observed: dict[tuple[str, Shown], ObservedMarket] = {}

@@ -318,8 +318,8 @@ def order(symbol: str, side: Literal["buy", "sell"], quantity: float, **more: An
         ("sell", 105_000.0, {"stop": 106_000.0, "target": 103_000.0}, None),
         ("buy", 95_000.0, {"stop": 97_000.0}, "The stop 97000 of a LONG must be below the limit 95000."),
         ("sell", 105_000.0, {"stop": 103_000.0}, "The stop 103000 of a SHORT must be above the limit 105000."),
-        ("buy", 95_000.0, {"stop": 1.0, "target": 95_000.0}, "The target 95000 of a LONG must be above the limit 95000."),
-        ("buy", 101_000.0, {"stop": 1.0, "target": 100_000.0}, "The target 100000 of a LONG must be above the mark 100000."),
+        ("buy", 95_000.0, {"stop": 1.0, "target": 95e3}, "The target 95000 of a LONG must be above the limit 95000."),
+        ("buy", 101_000.0, {"stop": 1.0, "target": 1e5}, "The target 100000 of a LONG must be above the mark 100000."),
     ],
 )  # fmt: skip
 def test_the_plan_of_an_order_is_judged_at_its_own_price(

@@ -289,6 +289,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         cadence: timedelta,
         restriction: str | None,
         fills: tuple[ObservedFill, ...] = (),
+        data: Mapping[str, float | str] = {},  # never changed here
     ) -> View:
         """Return the view of the context's account in these markets. Services and backtests assemble views only here,
         and every field has its value from here or from `ObservedMarket.of`, so no view lacks a field of the other."""
@@ -304,6 +305,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
             memory=memory,
             cadence=cadence,
             restriction=restriction,
+            data=data,
         )
 
     def _with_last_action(self, market: ObservedMarket, context: RiskContext) -> ObservedMarket:

@@ -43,6 +43,8 @@ _LINE_MAX: Final = 65_536
 """Characters per line. A compressed file without line breaks could otherwise take a thousand times as much memory."""
 
 
+_QUOTED: Final = frozenset(',"\n\r')
+
 _BLANK_MAX: Final = 1_000
 """Empty lines at the end of a file."""
 
@@ -164,23 +166,23 @@ def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
         for number, line in dated_lines(path):
             fields = line.split(",")
             if len(fields) != len(_FUNDING_NAMES):
-                _refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
+                refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
             if last_hour is None and number == 1 and not any(_is_number(field) for field in fields):
                 if [field.strip().strip('"').lower() for field in fields] != _FUNDING_NAMES:
-                    _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
+                    refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
                 continue
             try:
                 hour, published = _funding_row(fields, times)
             except ValueError as error:
-                _refuse(path, number, str(error))
+                refuse(path, number, str(error))
             if last_hour is not None and hour <= last_hour:
-                _refuse(path, number, "its time is not after the previous row's")
+                refuse(path, number, "its time is not after the previous row's")
             if hour in rates:
-                _refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
+                refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
             last_hour = hour
             rates[hour] = published
         if last_hour is None:
-            _refuse(path, 1, "no funding rates")
+            refuse(path, 1, "no funding rates")
     return rates
 
 
@@ -223,19 +225,19 @@ def read_file(path: Path) -> Minutes:
                     continue
             minutes.append(_row(*form.read(fields)))
         except ValueError as error:
-            _refuse(path, number, str(error))
+            refuse(path, number, str(error))
         step = minutes.minute[-1] - minutes.minute[-2] if len(minutes) > 1 else 1
         is_newest_first = form.may_descend and len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]
         if step >= 0 if is_newest_first else step <= 0:
-            _refuse(path, number, f"its time is not {'before' if is_newest_first else 'after'} the previous row's")
+            refuse(path, number, f"its time is not {'before' if is_newest_first else 'after'} the previous row's")
         if len(minutes) > _CANDLES_MAX:
-            _refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
+            refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
     if not minutes:
-        _refuse(path, 1, "no candles")
+        refuse(path, 1, "no candles")
     if len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]:
         minutes.reverse()
     if len(minutes) > 1 and all(later - minute > 1 for minute, later in pairwise(minutes.minute)):
-        _refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
+        refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
     return minutes
 
 
@@ -248,18 +250,18 @@ def dated_lines(path: Path) -> Iterator[tuple[int, str]]:
             for line in lines:
                 number += 1
                 if len(line) > _LINE_MAX:
-                    _refuse(path, number, f"has over {_LINE_MAX} characters")
+                    refuse(path, number, f"has over {_LINE_MAX} characters")
                 if not line.strip():
                     blank = blank or number
                     if number - blank < _BLANK_MAX:
                         continue
                 if blank is not None:
-                    _refuse(path, blank, "an empty line")
+                    refuse(path, blank, "an empty line")
                 yield number, line.rstrip("\n")
     except (OSError, EOFError, zlib.error, BadZipFile) as error:
-        _refuse(path, number + 1, f"cannot be read ({error})")
+        refuse(path, number + 1, f"cannot be read ({error})")
     except UnicodeDecodeError:
-        _refuse(path, number + 1, "is not UTF-8 text")
+        refuse(path, number + 1, "is not UTF-8 text")
 
 
 @contextmanager
@@ -278,7 +280,7 @@ def _parquet_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        _refuse(path, 1, "pyarrow is not installed, which Parquet needs: pip install 'trader-service[results]'")
+        refuse(path, 1, "pyarrow is not installed, which Parquet needs: pip install 'trader-service[results]'")
     try:
         table = parquet.ParquetFile(file)
         yield ",".join(table.schema_arrow.names)
@@ -289,9 +291,15 @@ def _parquet_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
                 else column
                 for column in batch.columns
             ]
-            yield from (",".join(map(str, row)) for row in zip(*(each.to_pylist() for each in columns), strict=True))
+            yield from (",".join(map(_cell, row)) for row in zip(*(each.to_pylist() for each in columns), strict=True))
     except arrow.ArrowException as error:
-        _refuse(path, 1, f"cannot be read ({error})")
+        refuse(path, 1, f"cannot be read ({error})")
+
+
+def _cell(value: object) -> str:
+    """Return a value as a cell of a line of CSV."""
+    text = str(value)
+    return text if not _QUOTED.intersection(text) else '"' + " ".join(text.replace('"', '""').splitlines()) + '"'
 
 
 @contextmanager
@@ -306,9 +314,9 @@ def _text(path: Path) -> Iterator[TextIO]:
             archive = stack.enter_context(ZipFile(packed))
             members = archive.infolist()
             if len(members) != 1:
-                _refuse(path, 1, f"{len(members)} files in the archive instead of one")
+                refuse(path, 1, f"{len(members)} files in the archive instead of one")
             if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
+                refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
             unpacked = stack.enter_context(archive.open(members[0]))
         yield TextIOWrapper(unpacked, encoding="utf-8-sig", newline=None)
 
@@ -358,5 +366,5 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _refuse(path: Path, line: int, reason: str) -> NoReturn:
+def refuse(path: Path, line: int, reason: str) -> NoReturn:
     raise MarketDataError(f"{path}, line {line}: {reason}")
