@@ -75,7 +75,7 @@ class Minutes:
 
     def __init__(self) -> None:
         self.minute = array("q")
-        self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in _NAMES)
+        self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in range(5))
         self.columns: Sequence[array[Any]] = self.minute, self.open, self.high, self.low, self.close, self.volume
 
     def __len__(self) -> int:
@@ -102,16 +102,12 @@ class Minutes:
         )
 
     def append(self, row: FileRow) -> None:
-        self.minute.append(row.minute)
-        self.open.append(row.open)
-        self.high.append(row.high)
-        self.low.append(row.low)
-        self.close.append(row.close)
-        self.volume.append(row.volume)
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
 
     def reverse(self) -> None:
         """Reverse candles that are newest first, as venues answer requests."""
-        for column in (self.minute, self.open, self.high, self.low, self.close, self.volume):
+        for column in self.columns:
             column.reverse()
 
     def extend(self, later: "Minutes") -> None:
