@@ -36,8 +36,8 @@ _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
 
 _MOMENTS_KEPT: Final = 16
-_VIEWS_PREPARED: Final = 10_000
-"""Times at most for which views are prepared: at 15 KB for each market, they share the memory of the candles."""
+_CANDLES_PREPARED: Final = 3_000_000
+"""How many candles the prepared views of an agent show at most, at 48 bytes each."""
 
 _WINDOWS_MIN: Final = 24
 """A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
@@ -209,13 +209,6 @@ class _Series:
         """The session VWAP at each candle."""
         return vwaps_of_windows(self._candles, self._first)
 
-    def prepare(self, *, has_vwaps: bool) -> None:
-        """Compute the indicators of whole windows and the session VWAPs, which are otherwise computed on first use."""
-        if len(self._candles) - HISTORY_CANDLES >= _WINDOWS_MIN:
-            _ = self._of_whole_windows
-        if has_vwaps:
-            _ = self.vwaps
-
     def last(self, now: datetime) -> int | None:
         """Return the index of the last closed candle; None if there is none."""
         end = floor_time(now, self._span)
@@ -339,16 +332,17 @@ class BacktestMarket:
 
     def prepare_indicators(self) -> None:
         """Compute the indicators that are computed for all candles at once, instead of when they are first read."""
-        for (_, interval), series in self._series.items():
-            series.prepare(has_vwaps=interval == SESSION_INTERVAL)
+        for symbol, interval in self._series:
+            self.indicators(symbol, interval, moment_of(self.span.stop))
 
     def prepare_views(self, shown: Shown, seconds: Iterable[int]) -> None:
         """Compute what an agent that decides at these seconds sees of the markets, for several runs on this market."""
-        for second in islice(seconds, _VIEWS_PREPARED - len(self._prepared)):
+        shows = shown.candles * len(shown.intervals) * len(self.markets)
+        for second in islice(seconds, _CANDLES_PREPARED // max(1, shows)):
             now = moment_of(second)
             for symbol in self.markets:
                 self.observe(symbol, shown, second, now)
-            self._prepared[now] = self._observed
+            self._prepared[now] = dict(self._observed)
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
