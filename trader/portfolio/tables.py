@@ -166,13 +166,13 @@ class Table:
 
     def _cells(self, column: str) -> Iterable[Any]:
         """Return the cells of a column as CSV has them."""
+        cells: Iterable[Any] = self._columns[column]
         match self._kinds[column]:
             case "time":
-                return np.datetime_as_string(self[column], unit="ms", timezone="UTC").tolist()
+                cells = np.datetime_as_string(self[column], unit="ms", timezone="UTC").tolist()
             case "text":
-                return map(defused, self._columns[column])
-            case _:
-                return self._columns[column]
+                cells = map(defused, cells)
+        return cells
 
 
 class Results(NamedTuple):
