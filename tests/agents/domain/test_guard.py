@@ -323,7 +323,7 @@ def order(symbol: str, side: Literal["buy", "sell"], quantity: float, **more: An
     ],
 )  # fmt: skip
 def test_the_plan_of_an_order_is_judged_at_its_own_price(
-    side: Literal["buy", "sell"], limit: float, plan: dict[str, float], why: str | None
+    side: Literal["buy", "sell"], limit: float, plan: dict[str, Any], why: str | None
 ) -> None:
     decision = PlaceOrder(
         symbol="BTC", side=side, quantity=0.1, type=OrderType.LIMIT, limit_price=limit, exit_plan=PlannedExit(**plan)
