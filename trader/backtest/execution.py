@@ -194,8 +194,7 @@ async def execute(
     :raises StartError: the folder exists, or something cannot be read or written
     """
     spec.check()
-    if spec.tables is not None:
-        check_format(spec.tables)
+    check_format(spec.tables)
     if spec.out.exists():
         raise StartError(f"{spec.out} exists already; --out names a new folder.")
     try:

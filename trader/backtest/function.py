@@ -167,7 +167,7 @@ def run_backtest(
     """
     _check_kinds(strategy, data, params, markets, guard)
     limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
-    given = {
+    given: dict[str, Any] = {
         "market": (markets,) if isinstance(markets, str) else markets, "start": start, "end": end, "capital": capital,
         "taker_fee": taker_fee, "maker_fee": maker_fee, "latency": latency, "funding": funding,
         "preset": preset, "seed": seed,

@@ -189,9 +189,9 @@ def empty() -> Results:
     return Results(*(Table(name) for name in Results._fields))
 
 
-def check_format(form: Format) -> None:
-    """Check that files of this format can be written. Raises `SettingsError`."""
-    if form not in get_args(Format):
+def check_format(form: Format | None) -> None:
+    """Check that files of this format, if any, can be written. Raises `SettingsError`."""
+    if form is not None and form not in get_args(Format):
         raise SettingsError([f"--tables is {form!r}; it must be one of {', '.join(get_args(Format))}"])
     if form == "parquet":
         extra("pyarrow.parquet")

@@ -65,13 +65,15 @@ def _read(path: Path) -> list[tuple[int, Known]]:
                 continue
             if len(fields) != len(names):
                 raise ValueError(f"{len(fields)} columns instead of {len(names)}")
-            at = times.read(fields[place])
+            microseconds = times.read(fields[place])
         except ValueError as error:
             refuse(path, number, str(error))
-        if rows and at <= rows[-1][0]:
+        if rows and microseconds <= rows[-1][0]:
             refuse(path, number, f"its time {fields[place]} is not after the previous row's")
         cells = zip(names, fields, strict=True)
-        rows.append((at, {name: _value(cell) for name, cell in cells if name != names[place] and cell not in _ABSENT}))
+        rows.append(
+            (microseconds, {name: _value(cell) for name, cell in cells if name != names[place] and cell not in _ABSENT})
+        )
     if not rows:
         refuse(path, 1, "no rows; expected a header with a time, and dated rows")
     return rows
