@@ -1,8 +1,7 @@
-"""Binance files: 1-minute candles and funding rates. Any mistake is rejected with file, line and reason.
+"""Files of 1-minute candles and funding rates. Any mistake is rejected with file, line and reason.
 
-A file is CSV (plain, gzip, or alone in a zip archive), with or without a header, with times in milliseconds or
-microseconds. Candle files have 6 columns (open_time, open, high, low, close, volume) or Binance's 12; funding-rate
-files have calc_time, funding_interval_hours and last_funding_rate.
+A file is CSV (plain, gzip, or alone in a zip archive) or Parquet; `forms.py` says how candles may be written.
+Funding-rate files have calc_time, funding_interval_hours and last_funding_rate, as Binance publishes them.
 """
 
 import gzip
