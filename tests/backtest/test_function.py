@@ -21,7 +21,7 @@ from support.reports import report_data
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
-from trader.agents.domain.prompt import view_text
+from trader.agents.domain.prompt import view_data
 from trader.agents.strategy_files import load_strategy
 from trader.backtest import run_backtest
 from trader.backtest.spec import conditions_of
@@ -272,8 +272,8 @@ def test_views_have_own_data_from_its_time_on_and_nothing_is_judged_unless_asked
         Looking, data, params={"history": 5}, start="2025-03-02T02:00:00Z", end=end, own_data=frame, evidence=False
     )
     assert [view.data for view in Looking.seen] == [{}, {"mood": 1}, {"mood": 1}, {"mood": 2}, {"mood": 2}]
-    assert "data" not in orjson.loads(view_text(Looking.seen[0]))
-    assert orjson.loads(view_text(Looking.seen[1]))["data"] == {"mood": 1}, "as models and agents see it"
+    assert "data" not in view_data(Looking.seen[0])
+    assert view_data(Looking.seen[1])["data"] == {"mood": 1}, "as models and agents see it"
     assert (result.value["evidence"], result.value["baselines"], len(result.equity)) == (None, [], 1)
     assert [len(digest) for digest in result.value["ownData"].values()] == [64]
     with pytest.raises(StartError, match="is after the end of the run"):
