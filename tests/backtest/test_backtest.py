@@ -113,7 +113,7 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
     accounts = {account["id"]: account for account in printed["accounts"]}
     largest = printed["capacity"]["BTC"]["largestExecution"]
     fills = [row["row"] for row in rows if row["table"] == "fills" and row["row"]["symbol"] == "BTC"]
-    assert printed["capacity"]["BTC"]["calmDepth"] == 300_000
+    assert (printed["capacity"]["BTC"]["calmDepth"], printed["capacity"]["BTC"]["surchargeBps"]) == (300_000, 0)
     assert max(float(fill["quantity"]) * float(fill["price"]) for fill in fills) <= largest < 50_000
     assert len(accounts) == 4
     for account in accounts.values():

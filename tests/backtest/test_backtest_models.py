@@ -287,7 +287,9 @@ def test_decisions_repeated_under_other_conditions_split_the_difference_by_cause
     capsys.readouterr()
     assert main(["backtest", "--run", str(run), *free, "--json"]) == 0
     ended = {each["id"]: each["equity"] for each in json.loads(capsys.readouterr().out)["accounts"]}
-    assert {each["id"]: each["equity"] for each in result(tmp_path / "free")["accounts"]} == ended, "spreads are wider"
+    assert {each["id"]: each["equity"] for each in result(tmp_path / "free")["accounts"]} == ended, (
+        "only the fees differ"
+    )
 
 
 def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

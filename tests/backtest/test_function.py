@@ -21,6 +21,7 @@ from support.reports import report_data
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
+from trader.agents.domain.prompt import view_data
 from trader.agents.strategy_files import load_strategy
 from trader.backtest import run_backtest
 from trader.backtest.spec import conditions_of
@@ -260,6 +261,23 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = "import sys, trader; print([name for name in sys.modules if name.startswith('trader.') or name == 'numpy'])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
+
+
+def test_views_have_own_data_from_its_time_on_and_nothing_is_judged_unless_asked(data: Path) -> None:
+    Looking.seen.clear()
+    times = pd.DatetimeIndex(["2025-03-02T02:01", "2025-03-02T02:03", "2025-03-03"])
+    frame = pd.DataFrame({"mood": [1.0, 2.0, 3.0]}, index=times)
+    end = "2025-03-02T02:04:00Z"
+    result = run_backtest(
+        Looking, data, params={"history": 5}, start="2025-03-02T02:00:00Z", end=end, own_data=frame, evidence=False
+    )
+    assert [view.data for view in Looking.seen] == [{}, {"mood": 1}, {"mood": 1}, {"mood": 2}, {"mood": 2}]
+    assert "data" not in view_data(Looking.seen[0])
+    assert view_data(Looking.seen[1])["data"] == {"mood": 1}, "as models and agents see it"
+    assert (result.value["evidence"], result.value["baselines"], len(result.equity)) == (None, [], 1)
+    assert [len(digest) for digest in result.value["ownData"].values()] == [64]
+    with pytest.raises(StartError, match="is after the end of the run"):
+        run_backtest(Looking, data, params={"history": 5}, start=START, end=end, own_data=frame.tail(1))
 
 
 @pytest.mark.parametrize(("history", "first"), [(1_000, 1_000), (1_500, 1_500), (10**12, 26 * 60)])

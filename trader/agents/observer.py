@@ -18,12 +18,12 @@ from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.memory import remember
 from trader.agents.domain.models import CYCLE, Model
 from trader.agents.domain.observation import (
+    RiskFigures,
     RunHistory,
     book_imbalance,
     known_funding,
     opened_a_day_ago,
     opened_at,
-    with_risk_figures,
 )
 from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.providers.taapi import Taapi
@@ -238,7 +238,7 @@ class Observer:
             sequence=account.sequence,
             hour=hour,
             trades=record.trades,
-            stats=with_risk_figures(record.stats, account.run.initial_capital, series),
+            stats=RiskFigures.of(account.run.initial_capital, series).beside(record.stats),
             actions=record.last_fills,
             peak=max((equity for _, equity in curve), default=None),
             day_opening=next((equity for at, equity in reversed(curve) if at < midnight), None),

@@ -78,7 +78,9 @@ class LoadedStrategy(Strategy):
         self.name = inner.name or type(inner).__name__.lower()
         self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s
         self.history, self.warm_up = inner.history, inner.warm_up
-        self._looks_first = type(inner).may_act is not Strategy.may_act
+        self.looks_first = type(inner).may_act is not Strategy.may_act
+        """Whether it may need no view, since its `may_act` looks first."""
+
         self._draws = type(inner).series is not Strategy.series
         self._notes_fills = type(inner).on_fill is not Strategy.on_fill
         self._noted: int | None = None
@@ -122,7 +124,7 @@ class LoadedStrategy(Strategy):
 
     def may_act(self, peek: Peek) -> bool:
         self._note_fills(peek.fills_since(self._noted or 0))
-        return not self._looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
+        return not self.looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
 
     def save(self) -> Any:
         """Return the state of the strategy, for one with `on_fill` with the last fill that it was told of.

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import reduce
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from trader.agents.domain.conversation import ModelAnswer
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.messages import EXCHANGE, HELD, Outcome
 from trader.agents.domain.models import CYCLE, Model
-from trader.agents.domain.observation import RunHistory, observe_fill, with_risk_figures
+from trader.agents.domain.observation import RiskFigures, RunHistory, observe_fill
 from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import TOOL_NAMES, Change, Decision, Holding, request_of
 from trader.agents.domain.view import ObservedFill, ObservedStats, Shown, VariantLimits
@@ -24,7 +25,6 @@ from trader.agents.variants import VARIANTS, limits_of
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import ceil_second, epoch_second, moment_of
 from trader.core.money import ZERO
-from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Account, Trade, last_boundary
 from trader.exchange.domain.halts import Halt
 from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_account
@@ -279,10 +279,11 @@ class ModelAccount(BacktestAccount):
         self._stats: ObservedStats | None = None
         """The statistics beside the history last read, once they have been asked for."""
 
-        self._complete_hours: list[EquityPoint] = []
-        self._hours_read = 0
+        self._risk = RiskFigures.of(account.run.initial_capital)
+        self._complete_hours = self._hours_read = 0
         self._last_hour_read: list[HourlyValue] = []
-        """How many hours were recorded when the history was last read, and the last of them, which may go on."""
+        """How many hours `_risk` includes, how many were recorded when the history was last read, and the last of
+        these, which may go on."""
 
         self.trades: list[Trade] = []
         """Its completed trades, in order of closing."""
@@ -315,9 +316,14 @@ class ModelAccount(BacktestAccount):
     def stats(self, history: RunHistory) -> ObservedStats:
         """Return the statistics with risk-adjusted figures, from the hours recorded when the history was read."""
         if self._stats is None:
-            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : max(0, self._hours_read - 1)])
-            series = [*self._complete_hours, *hourly_points(self._last_hour_read)]
-            self._stats = with_risk_figures(history.stats, self.account.run.initial_capital, series)
+            complete = max(self._complete_hours, self._hours_read - 1)
+            self._risk = reduce(
+                RiskFigures.after, hourly_points(self.hours[self._complete_hours : complete]), self._risk
+            )
+            self._complete_hours = complete
+            self._stats = reduce(RiskFigures.after, hourly_points(self._last_hour_read), self._risk).beside(
+                history.stats
+            )
         return self._stats
 
     def refusals(self) -> list[tuple[str, int, str | None]]:

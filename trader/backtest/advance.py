@@ -47,6 +47,7 @@ class OrderedJournals:
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._journals = journals
+        self._snapshots = [journal.snapshot for journal in journals]
         self._held: dict[str, list[Callable[[], None]]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
@@ -60,19 +61,18 @@ class OrderedJournals:
             write()
 
     def post(self, posting: Posting) -> None:
-        for journal in self._journals:
-            self._write(posting.account.id, journal.post, posting)
+        self._write(posting.account.id, [journal.post for journal in self._journals], posting)
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        for journal in self._journals:
-            self._write(snapshot.account_id, journal.snapshot, snapshot)
+        self._write(snapshot.account_id, self._snapshots, snapshot)
 
-    def _write(self, account_id: str, write: Callable[[Any], None], written: Posting | Snapshot) -> None:
+    def _write(self, account_id: str, writes: Sequence[Callable[[Any], None]], written: Posting | Snapshot) -> None:
         held = self._held.get(account_id)
-        if held is None:
-            write(written)
-        else:
-            held.append(partial(write, written))
+        for write in writes:
+            if held is None:
+                write(written)
+            else:
+                held.append(partial(write, written))
 
 
 class Advance:
@@ -173,7 +173,9 @@ class Advance:
         while followed.next_snapshot < before:
             second = followed.next_snapshot
             now = moment_of(second) + FIRST_SNAPSHOT if second == begin else moment_of(second)
-            snapshot = followed.due_snapshot(self.market.marks(min(second, self.last)), now)
+            seen = min(second, self.last)
+            marks = {symbol: self.market.mark(symbol, seen) for symbol in followed.account.positions}
+            snapshot = followed.due_snapshot(marks, now)
             if snapshot is not None:
                 followed.note(snapshot)
                 self._journals.snapshot(snapshot)

@@ -22,6 +22,7 @@ from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.backtest.accounts import DecisionSource
 from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
 from trader.backtest.market import BacktestMarket
@@ -44,8 +45,17 @@ from trader.backtest.result import (
 )
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
-from trader.backtest.spec import DECISIONS, RESULT, BacktestSource, BacktestSpec, Conditions, environ_of, open_source
-from trader.backtest.trials import add_trials, check_trials
+from trader.backtest.spec import (
+    DECISIONS,
+    RESULT,
+    BacktestSource,
+    BacktestSpec,
+    Conditions,
+    environ_of,
+    open_source,
+    read_own_data,
+)
+from trader.backtest.trials import add_trials, check_trials, file_digest
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.ownership import EMBEDDED_FOLDER
@@ -54,9 +64,10 @@ from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.own_data import OwnData
 from trader.portfolio.evidence import Field, last_whole_hour
 from trader.portfolio.evidence import make_report as evidence_report
-from trader.portfolio.tables import Results, Table, check_format
+from trader.portfolio.tables import Format, Results, Table, check_format
 from trader.seasons.page import RankedModel, page
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
@@ -139,11 +150,15 @@ class MarketOpener:
     def __init__(self) -> None:
         self._opened: tuple[Conditions, Settings, BacktestSource] | None = None
         self._market: tuple[BacktestSource, set[Interval], int, BacktestMarket] | None = None
+        self._prepared: BacktestMarket | None = None
+        self._own_data = OwnData()
 
     async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, BacktestSource]:
         """Return what `open_source` returns."""
         if self._opened is None or self._opened[0] != conditions:
-            self._opened = conditions, *await open_source(conditions, environ)
+            settings, source = await open_source(conditions, environ)
+            self._own_data = read_own_data(conditions, source.span)
+            self._opened = conditions, settings, source
         return self._opened[1:]
 
     async def market(self, source: BacktestSource, chosen: Chosen) -> BacktestMarket:
@@ -151,15 +166,23 @@ class MarketOpener:
         needs = source, _intervals(chosen), _history(chosen)
         if self._market is None or self._market[:3] != needs:
             self._market = *needs, await BacktestMarket.open(*needs)
+            self._market[3].own_data = self._own_data
         return self._market[3]
 
     async def prepare(self, spec: BacktestSpec) -> None:
-        """Open the market of a backtest, and compute its indicators. Raises like `execute`."""
+        """Open the market of a backtest, and compute what its strategies read of it. Raises like `execute`."""
         environ = environ_of(spec.conditions)
         settings, source = await self.source(spec.conditions, environ)
         async with AsyncExitStack() as stack:
-            market = await self.market(source, await _choose(spec, environ, settings, source, stack))
+            chosen = await _choose(spec, environ, settings, source, stack)
+            market = await self.market(source, chosen)
+        if market is self._prepared:
+            return
+        self._prepared = market
         market.prepare_indicators()
+        for _, decides in chosen.models:
+            if isinstance(decides.strategy, LoadedStrategy) and not decides.strategy.looks_first:
+                market.prepare_views(decides.strategy.shown, _decision_seconds(decides, market.span))
 
 
 async def execute(
@@ -224,7 +247,8 @@ async def _execute(
             _write_settings(spec, environ, run.starts_at, output.database_until)
         value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
         results = tables.finish(run.accounts)
-        _write_tables(spec, [*results, run.series] if len(run.series) else results)
+        if spec.tables is not None:
+            _write_tables(spec.out, spec.tables, [*results, run.series] if len(run.series) else results)
     return FinishedBacktest(value, standings, results, run.series, end, run.failure)
 
 
@@ -278,6 +302,13 @@ async def _open_database(out: Path, source: BacktestSource, stack: AsyncExitStac
     stack.push_async_callback(database.close)
     await apply_schema(database)
     return database
+
+
+def _decision_seconds(source: DecisionSource, span: range) -> Iterator[int]:
+    second = source.next_after(span.start - 1)
+    while second is not None and second < span.stop:
+        yield second
+        second = source.next_after(second)
 
 
 def _intervals(chosen: Chosen) -> set[Interval]:
@@ -376,13 +407,13 @@ async def _go_on(
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
 
 
-def _write_tables(spec: BacktestSpec, tables: Sequence[Table]) -> None:
+def _write_tables(folder: Path, form: Format, tables: Sequence[Table]) -> None:
     """Write the tables; a partly written one is removed. Raises `StartError`."""
     for each in tables:
         try:
-            each.write(spec.out, spec.tables)
+            each.write(folder, form)
         except OSError as error:
-            file = spec.out / f"{each.name}.{spec.tables}"
+            file = folder / f"{each.name}.{form}"
             file.unlink(missing_ok=True)
             raise StartError(
                 f"{file} cannot be written: {error.strerror}. It is left out; "
@@ -439,6 +470,7 @@ def _value(
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "strategy": strategy_value(chosen),
+        "ownData": {str(path): file_digest(path) for path in spec.conditions.own_data},
         "options": msgspec.to_builtins(replace(spec.conditions.placed(), market=tuple(source.markets)), enc_hook=str),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [

@@ -145,6 +145,8 @@ def run_backtest(
     out: str | Path | None = None,
     trials: str | Path | None = None,
     tables: Format = "csv",
+    own_data: "str | Path | pd.DataFrame | None" = None,
+    evidence: bool = True,
 ) -> BacktestResult:
     """Backtest a strategy on a folder of 1-minute candles, by the rules of the command `trader backtest`.
 
@@ -152,7 +154,9 @@ def run_backtest(
     arguments are the command's options: `markets` is one or several, fees are in basis points, `latency` in
     milliseconds, `funding` is an hourly rate or a folder, times without a zone are UTC. `guard` maps names of limits to
     numbers, or is "none". With `out`, the files of the command are written into that new folder, without a database.
-    The run counts in the ledger `trials`, by default trials.jsonl next to `out` or in the working folder.
+    The run counts in the ledger `trials`, by default trials.jsonl next to `out` or in the working folder. `own_data` is
+    a file of dated columns, or a DataFrame with a time as a column or index, for `view.data`. Without `evidence` there
+    are no baselines and no report, which take more time than the run itself.
 
     It also works where an event loop is running, as in a notebook; there the strategy runs in another thread, without
     its deadline.
@@ -163,7 +167,7 @@ def run_backtest(
     """
     _check_kinds(strategy, data, params, markets, guard)
     limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
-    given = {
+    given: dict[str, Any] = {
         "market": (markets,) if isinstance(markets, str) else markets, "start": start, "end": end, "capital": capital,
         "taker_fee": taker_fee, "maker_fee": maker_fee, "latency": latency, "funding": funding,
         "preset": preset, "seed": seed,
@@ -177,17 +181,18 @@ def run_backtest(
         every=every_of(cadence),
     )
     with ExitStack() as stack:
-        if out is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trader-backtest-"))) / "run"
-        else:
-            place = Path(out)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trader-backtest-")))
+        place = folder / "run" if out is None else Path(out)
+        if own_data is not None:
+            given["with"] = [_own_data_file(own_data, folder)]
         spec = BacktestSpec(
             conditions=conditions_of(Path(data), given, limits),
             entrants=entrants,
             out=place,
             trials=Path(trials or (TRIALS if out is None else place.absolute().parent / TRIALS)).absolute(),
-            tables=tables,
+            tables=None if out is None else tables,
             has_database=False,
+            has_evidence=evidence,
         )
         finished = _complete(spec)
     if finished.failure is not None:
@@ -195,6 +200,16 @@ def run_backtest(
     if finished.end.cause is not None:
         raise StartError(finished.end.reason)
     return BacktestResult(msgspec.json.decode(encode(finished.value)), finished, None if out is None else place)
+
+
+def _own_data_file(given: "str | Path | pd.DataFrame", folder: Path) -> Path:
+    """Return the file of own data; a DataFrame is written to one in `folder`."""
+    if isinstance(given, str | Path):
+        return Path(given).absolute()
+    file = folder / "own.csv"
+    has_times = not isinstance(given.index, extra("pandas").RangeIndex)
+    given.to_csv(file, index=has_times, date_format="%Y-%m-%dT%H:%M:%S.%f%z")
+    return file
 
 
 def _check_kinds(strategy: object, data: object, params: object, markets: object, guard: object) -> None:

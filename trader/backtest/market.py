@@ -6,10 +6,11 @@ and its range; only the other seconds need the minute's path.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interva
 from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.market.sources.book_recording import RecordedSeconds
 from trader.market.sources.books import CLOSE_S
+from trader.market.sources.own_data import OwnData
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.synthetic import MarketMaker
 
@@ -34,6 +36,9 @@ _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
 
 _MOMENTS_KEPT: Final = 16
+_CANDLES_PREPARED: Final = 3_000_000
+"""How many candles the prepared views of an agent show at most, at 48 bytes each."""
+
 _WINDOWS_MIN: Final = 24
 """A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
 
@@ -117,11 +122,10 @@ class _CandlePrices:
         return None
 
     def mark(self, second: int) -> Decimal:
-        second = self.last_tick(second)
-        minute, grid = second // 60, self._prices.grid
-        if second % 60:
-            return grid.price(self._prices.marks(minute)[second % 60])
-        return grid.price(self._open[minute - self._first])
+        minute, second_of_minute = divmod(self.last_tick(second), 60)
+        if second_of_minute:
+            return self._prices.grid.price(self._prices.marks(minute)[second_of_minute])
+        return self._prices.grid.price(self._open[minute - self._first])
 
     def quote(self, second: int) -> Quote:
         second = self.last_tick(second)
@@ -205,13 +209,6 @@ class _Series:
         """The session VWAP at each candle."""
         return vwaps_of_windows(self._candles, self._first)
 
-    def prepare(self, *, has_vwaps: bool) -> None:
-        """Compute the indicators of whole windows and the session VWAPs, which are otherwise computed on first use."""
-        if len(self._candles) - HISTORY_CANDLES >= _WINDOWS_MIN:
-            _ = self._of_whole_windows
-        if has_vwaps:
-            _ = self.vwaps
-
     def last(self, now: datetime) -> int | None:
         """Return the index of the last closed candle; None if there is none."""
         end = floor_time(now, self._span)
@@ -290,14 +287,21 @@ class BacktestMarket:
 
         self._all_seen_since = max(self.seen_since.values())
 
+        self.own_data = OwnData()
+        """The own columns that agents see beside the markets."""
+
         self._moments: dict[int, Moment] = {}
         self._observed: dict[tuple[str, Shown], ObservedMarket] = {}
         self._observed_at: datetime | None = None
+        self._prepared: dict[datetime, dict[tuple[str, Shown], ObservedMarket]] = {}
+        """What agents see at the times of `prepare_views`."""
+
         self._indicators: dict[tuple[str, Interval], tuple[tuple[int, int], tuple[Indicators, ...]]] = {}
         """The indicators at the ends of the last intervals, with the numbers of the interval and of the session's
         interval in which they hold."""
 
         self._opened_a_day_ago = lru_cache(maxsize=64)(self._find_opened_a_day_ago)
+        self._with_vwap = lru_cache(maxsize=1024)(self._find_with_vwap)
         self._known_funding = lru_cache(maxsize=64)(
             lambda symbol, hour: known_funding(partial(source.known_funding_rate, symbol), hour)
         )
@@ -328,8 +332,17 @@ class BacktestMarket:
 
     def prepare_indicators(self) -> None:
         """Compute the indicators that are computed for all candles at once, instead of when they are first read."""
-        for (_, interval), series in self._series.items():
-            series.prepare(has_vwaps=interval == SESSION_INTERVAL)
+        for symbol, interval in self._series:
+            self.indicators(symbol, interval, moment_of(self.span.stop))
+
+    def prepare_views(self, shown: Shown, seconds: Iterable[int]) -> None:
+        """Compute what an agent that decides at these seconds sees of the markets, for several runs on this market."""
+        shows = shown.candles * len(shown.intervals) * len(self.markets)
+        for second in islice(seconds, _CANDLES_PREPARED // max(1, shows)):
+            now = moment_of(second)
+            for symbol in self.markets:
+                self.observe(symbol, shown, second, now)
+            self._prepared[now] = dict(self._observed)
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -393,7 +406,7 @@ class BacktestMarket:
             return None
         if self._observed_at != now:
             self._observed_at = now
-            self._observed.clear()
+            self._observed = dict(self._prepared.get(now, {}))
         key = symbol, shown
         if key not in self._observed:
             hour = now.replace(minute=0, second=0, microsecond=0)
@@ -462,7 +475,11 @@ class BacktestMarket:
         if last is None:
             return Indicators()
         if is_latest or (series.is_current(last, now) and day is not None and session.is_current(day, now)):
-            vwap = None if day is None else session.vwaps[day]
-            return msgspec.structs.replace(series.indicators(last), **vwap_fields(vwap))
+            return self._with_vwap(symbol, interval, last, day)
         # Within a gap, the kept candles begin later.
         return indicators(series.closed(now), session.closed(now))
+
+    def _find_with_vwap(self, symbol: str, interval: Interval, place: int, day: int | None) -> Indicators:
+        """Return the indicators at a candle, with the VWAP at a candle of the session."""
+        vwap = None if day is None else self._series[symbol, SESSION_INTERVAL].vwaps[day]
+        return msgspec.structs.replace(self._series[symbol, interval].indicators(place), **vwap_fields(vwap))

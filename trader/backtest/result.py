@@ -96,9 +96,19 @@ def baselines_value(run: Backtest, statistics: Mapping[str, RunStatistics]) -> l
 
 
 def capacity_value(rows: Mapping[str, SimulatedMarket], run: Backtest) -> dict[str, Any]:
-    """Return each simulated market's depth in a calm book and its largest execution, both in quote currency."""
+    """Return each simulated market's depth in a calm book and its largest execution, both in quote currency.
+
+    `surchargeBps` is what a round trip pays in wider spreads for what drawn paths give away, in basis points.
+    """
     largest = run.largest_executions()
-    return {symbol: {"calmDepth": row.calm.depth, "largestExecution": largest[symbol]} for symbol, row in rows.items()}
+    return {
+        symbol: {
+            "calmDepth": row.calm.depth,
+            "largestExecution": largest[symbol],
+            "surchargeBps": 2 * row.calm.surcharge_bp,
+        }
+        for symbol, row in rows.items()
+    }
 
 
 def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

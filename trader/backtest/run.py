@@ -174,9 +174,6 @@ async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[s
     for cause in causes:
         conditions = replace(conditions, **{name: changes[name] for name in CAUSES[cause] if name in changes})
         changed = settings_of(environ_of(conditions))
-        if cause == "fees":  # without them, spreads are wider
-            _, source = await open_source(conditions, environ_of(conditions))
-            market = await BacktestMarket.open(source, ())
         guard = {**recorded.options.guard, **conditions.guard}
         stages.append(await _execute(cause, market, changed, recorded.models, decisions, guard))
     return _value(folder, changes, recorded, stages)

@@ -130,6 +130,7 @@ class AccountSession:
             cadence=followed.cadence,
             restriction=None,
             fills=followed.fills,
+            data=market.own_data.at(now),
         )
 
     async def view(self, _shown: Shown) -> View:

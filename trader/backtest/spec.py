@@ -21,9 +21,10 @@ from trader.core.errors import MarketDataError, SettingsError, StartError
 from trader.core.variant_id import VariantId
 from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.files import find_files
+from trader.market.sources.own_data import OwnData
 from trader.market.sources.recorder import find_recording, recorded_symbols
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows, replayed_rows
+from trader.market.sources.rows import preset_rows
 from trader.portfolio.tables import Format
 from trader.settings.forms import parse_setting
 from trader.settings.settings import VARIABLES, Settings
@@ -75,6 +76,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str | None = None
     guard: Mapping[str, int | bool] = {}
     markets_file: Path | None = None
+    own_data: tuple[Path, ...] = ()
 
     @property
     def recording(self) -> Path:
@@ -85,7 +87,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     def placed(self) -> "Conditions":
         """Return the same conditions with absolute paths."""
         names = ("data", "funding_folder", "markets_file")
-        return replace(self, **{name: path.absolute() for name in names if (path := getattr(self, name)) is not None})
+        placed = {name: path.absolute() for name in names if (path := getattr(self, name)) is not None}
+        return replace(self, **placed, own_data=tuple(path.absolute() for path in self.own_data))
 
 
 class Participants(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,14 +129,15 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
 class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole backtest: its conditions, who decides, and where its files go. `out` must not exist.
 
-    `trials` is the ledger of trials that it is added to. Without evidence there are no baselines and no report.
+    `trials` is the ledger of trials that it is added to. Without evidence there are no baselines and no report, and
+    without a format no files of tables.
     """
 
     conditions: Conditions
     entrants: Participants
     out: Path
     trials: Path
-    tables: Format = "csv"
+    tables: Format | None = "csv"
     has_database: bool = True
     has_evidence: bool = True
 
@@ -146,6 +150,8 @@ class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(
                 "--mask: only with --no-database, as a service would show prompts that contradict its books"
             )
+        if entrants.mask and self.conditions.own_data:
+            problems.append("--with: not with --mask, since own data may name markets, dates and prices")
         problems += ["--param: only with --strategy"] if entrants.params and entrants.strategy is None else []
         if entrants.models is None and entrants.budget_usd is not None:
             problems.append("--budget-usd: only with --models")
@@ -189,6 +195,7 @@ def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[s
         funding_rate=rate,
         funding_folder=folder,
         guard=guard_of(guard),
+        own_data=tuple(given.get("with") or ()),
         **values,
     )
 
@@ -260,6 +267,12 @@ async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tup
     return settings, source
 
 
+def read_own_data(conditions: Conditions, span: range) -> OwnData:
+    """Return the own columns for a run over these seconds since 1970. Raises `StartError`."""
+    with _in_options():
+        return OwnData.read(conditions.own_data, span)
+
+
 def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
     data, start, end = conditions.recording, settings.replay_start, settings.replay_end
     if find_recording(data):
@@ -267,7 +280,7 @@ def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
     return ReplaySource(
         data,
         settings.markets,
-        rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
+        rows=preset_rows(settings.venue_preset, settings.markets_file),
         seed=settings.seed,
         start=start,
         end=end,

@@ -233,7 +233,7 @@ def _inputs(spec: BacktestSpec, markets: Sequence[str]) -> list[Inputs]:
     rates = [file for symbol, files in find_funding_files(funding).items() if symbol in markets for file in files]
     if rates:
         inputs.append(Inputs.of(funding, rates))
-    files = [conditions.markets_file] if conditions.markets_file is not None else []
+    files = [*conditions.own_data, *([conditions.markets_file] if conditions.markets_file is not None else [])]
     files += [Path(strategy.rpartition(":")[0])] if isinstance(strategy, str) else []
     return inputs + [Inputs.of(file, [file]) for file in files]
 

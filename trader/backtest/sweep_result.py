@@ -193,7 +193,7 @@ def write_csv(file: Path, done: Sequence[Done]) -> None:
     for each in done:
         values = (*(each.run.params.get(name) for name in names), *(each.figures.get(name) for name in _FIGURES))
         rows.append([each.run.name, each.run.role, each.run.seed, *each.period, *values, each.failure])
-    tables.write_csv(file, rows)
+    tables.write_csv(file, (map(tables.defused, row) for row in rows))
 
 
 def _snake(name: str) -> str:

@@ -79,11 +79,13 @@ class KnownTrials(NamedTuple):
 
 def data_digests(data: Path, markets: Collection[str]) -> tuple[str, ...]:
     """Return the SHA-256 of each file that a backtest of these markets reads, in hexadecimal."""
-    digests = []
-    for file in data_files(data, markets):
-        with open_regular(file) as opened:
-            digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return tuple(digests)
+    return tuple(map(file_digest, data_files(data, markets)))
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open_regular(file) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:

@@ -238,7 +238,11 @@ def _relocated(spec: BacktestSpec, paths: Mapping[str, str]) -> BacktestSpec:
         strategy = f"{paths.get(file, file)}{colon}{class_name}"
     return replace(
         spec,
-        conditions=replace(conditions, **{name: place(getattr(conditions, name)) for name in names}),
+        conditions=replace(
+            conditions,
+            **{name: place(getattr(conditions, name)) for name in names},
+            own_data=tuple(Path(paths.get(str(path), path)) for path in conditions.own_data),
+        ),
         entrants=replace(spec.entrants, strategy=strategy),
         out=place(spec.out),
         trials=place(spec.trials),

@@ -67,6 +67,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--run", dest="folder", type=Path, metavar="RUN", help="folder of a backtest whose decisions are executed again"
     )
+    add("--with", action="append", type=Path, metavar="FILE", help="own dated columns for `view.data`; may be repeated")
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="seed of the price paths within minutes; default: 0")
     _add_sweep(add)

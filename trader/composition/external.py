@@ -26,7 +26,7 @@ from trader.live.venues import VENUES
 from trader.market.sources.recorded import RecordedSource
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows, replayed_rows
+from trader.market.sources.rows import preset_rows
 from trader.market.sources.source import MarketSource, Seed, SeededSource
 from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.seasons import require_terms
@@ -203,11 +203,12 @@ def make_source(settings: Settings) -> MarketSource:
             return ReplaySource(
                 Path(place).expanduser(),
                 settings.markets,
-                rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
+                rows=rows,
                 seed=settings.seed,
                 speed=settings.replay_speed,
                 start=settings.replay_start,
                 end=settings.replay_end,
+                surcharge_below_bps=settings.taker_fee_bps,
             )
         case "venue":
             return VENUES[settings.venue].make_source(settings, rows)

@@ -162,11 +162,17 @@ class Table:
             with replacing(file) as opened:
                 extra("pyarrow.parquet").write_table(arrow.table(columns), opened)
             return
-        texts = [
-            np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
-            for column, kind in self._kinds.items()
-        ]
-        write_csv(file, chain([self._kinds], zip(*texts, strict=True)))
+        write_csv(file, chain([self._kinds], zip(*(self._cells(column) for column in self._kinds), strict=True)))
+
+    def _cells(self, column: str) -> Iterable[Any]:
+        """Return the cells of a column as CSV has them."""
+        cells: Iterable[Any] = self._columns[column]
+        match self._kinds[column]:
+            case "time":
+                cells = np.datetime_as_string(self[column], unit="ms", timezone="UTC").tolist()
+            case "text":
+                cells = map(defused, cells)
+        return cells
 
 
 class Results(NamedTuple):
@@ -183,9 +189,9 @@ def empty() -> Results:
     return Results(*(Table(name) for name in Results._fields))
 
 
-def check_format(form: Format) -> None:
-    """Check that files of this format can be written. Raises `SettingsError`."""
-    if form not in get_args(Format):
+def check_format(form: Format | None) -> None:
+    """Check that files of this format, if any, can be written. Raises `SettingsError`."""
+    if form is not None and form not in get_args(Format):
         raise SettingsError([f"--tables is {form!r}; it must be one of {', '.join(get_args(Format))}"])
     if form == "parquet":
         extra("pyarrow.parquet")
@@ -238,12 +244,12 @@ def _read_table(file: Path, name: str) -> Table:
 
 
 def write_csv(file: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows as CSV, in which no cell is a formula of a spreadsheet. Raises `OSError`."""
+    """Write rows as CSV; `defused` are the cells that may be texts of strangers. Raises `OSError`."""
     with replacing(file) as opened, TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
-        csv.writer(lines).writerows([_defused(cell) for cell in row] for row in rows)
+        csv.writer(lines).writerows(rows)
 
 
-def _defused(cell: Any) -> Any:
+def defused(cell: Any) -> Any:
     """Return a cell with an apostrophe before a text that a spreadsheet would execute, or that begins with one."""
     is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell

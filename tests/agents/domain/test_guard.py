@@ -41,7 +41,7 @@ from trader.agents.domain.view import VariantLimits
 from trader.core.clock import EPOCH, INPUT_TIME_MAX
 from trader.exchange.domain.account import Account, Position, Run
 from trader.exchange.domain.ledger import row_id
-from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
+from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderType, Side
 from trader.market.domain.markets import MARKETS
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
@@ -309,6 +309,38 @@ def test_plan_without_a_stop_is_refused() -> None:
 def order(symbol: str, side: Literal["buy", "sell"], quantity: float, **more: Any) -> PlaceOrder:
     stop = {"buy": 1.0, "sell": 1e9}[side]
     return PlaceOrder(symbol=symbol, side=side, quantity=quantity, exit_plan=PlannedExit(stop=stop), **more)
+
+
+@pytest.mark.parametrize(
+    ("side", "limit", "plan", "why"),
+    [
+        ("buy", 95_000.0, {"stop": 94_000.0, "target": 97_000.0}, None),
+        ("sell", 105_000.0, {"stop": 106_000.0, "target": 103_000.0}, None),
+        ("buy", 95_000.0, {"stop": 97_000.0}, "The stop 97000 of a LONG must be below the limit 95000."),
+        ("sell", 105_000.0, {"stop": 103_000.0}, "The stop 103000 of a SHORT must be above the limit 105000."),
+        ("buy", 95_000.0, {"stop": 1.0, "target": 95e3}, "The target 95000 of a LONG must be above the limit 95000."),
+        ("buy", 101_000.0, {"stop": 1.0, "target": 1e5}, "The target 100000 of a LONG must be above the mark 100000."),
+    ],
+)  # fmt: skip
+def test_the_plan_of_an_order_is_judged_at_its_own_price(
+    side: Literal["buy", "sell"], limit: float, plan: dict[str, Any], why: str | None
+) -> None:
+    decision = PlaceOrder(
+        symbol="BTC", side=side, quantity=0.1, type=OrderType.LIMIT, limit_price=limit, exit_plan=PlannedExit(**plan)
+    )
+    verdict = judge(decision, "BTC", context(), LIMITS)
+    assert (verdict.reason if isinstance(verdict, GuardRefusal) else None) == why
+
+
+def test_the_notional_of_an_order_is_measured_at_its_own_price() -> None:
+    def limit(side: Literal["buy", "sell"], price: float) -> PlaceOrder:
+        return order("BTC", side, 0.5, leverage=5, type=OrderType.LIMIT, limit_price=price)
+
+    limits = VariantLimits(leverage_max=5, position_notional_max=5)
+    assert isinstance(judge(limit("buy", 99_000.0), "BTC", context(capital="9900"), limits), Approved)
+    verdict = judge(limit("sell", 101_000.0), "BTC", context(), limits)
+    assert isinstance(verdict, GuardRefusal)
+    assert verdict.reason.startswith("The BTC position would be worth 50500.00, 5.05 × the equity")
 
 
 def test_the_second_order_of_a_pair_is_judged_in_the_state_after_the_first() -> None:

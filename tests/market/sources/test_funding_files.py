@@ -130,7 +130,7 @@ def test_files_of_other_markets_and_single_files_are_ignored(tmp_path: Path) -> 
         ([f"{ms(0)},8,0.5"], 2, "the rate 0.5 is beyond"),
         ([f"{ms(0)},5,0.0001"], 2, "the interval '5' is not a number of hours that divides 24"),
         ([f"{ms(0.5)},8,0.0001"], 2, "is not on the hour"),
-        (["yesterday,8,0.0001"], 2, "is not a whole number of milliseconds"),
+        (["yesterday,8,0.0001"], 2, "the time 'yesterday' has no known form; expected milliseconds"),
         ([f"{ms(8)},8,0.0001", f"{ms(8)},8,0.0001"], 3, "its time is not after the previous row's"),
         ([], 1, "no funding rates"),
     ],

@@ -3,9 +3,10 @@
 import gzip
 import zipfile
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,91 @@ def test_every_accepted_format_reads_the_same(
     assert [minutes[place] for place in range(len(minutes))] == rows
 
 
+def columns_of(rows: Sequence[FileRow], names: str, time: Callable[[int], object]) -> list[str]:
+    """Return rows as lines with the columns of a header; any that is neither a time nor OHLC has the volume."""
+    roles = {"o": "open", "h": "high", "l": "low", "c": "close"}
+    times = ("open_time", "startTime", "start", "timestamp", "time", "ts", "date", "Datetime", "")
+    return [
+        ",".join(
+            str(time(row.minute) if name in times else getattr(row, roles.get(name[:1].lower(), "volume")))
+            for name in names.split(",")
+        )
+        for row in rows
+    ]
+
+
+def iso(minute: int, zone: timezone | None = UTC) -> str:
+    return str(datetime.fromtimestamp(minute * 60, zone or UTC).replace(tzinfo=zone))
+
+
+@pytest.mark.parametrize("is_newest_first", [False, True])
+@pytest.mark.parametrize(
+    ("names", "time"),
+    [
+        ("startTime,openPrice,highPrice,lowPrice,closePrice,volume,turnover", lambda minute: minute * 60_000),
+        ("ts,o,h,l,c,vol,volCcy,volCcyQuote", lambda minute: minute * 60_000),
+        ("instrument_name,open,high,low,close,vol,vol_ccy,vol_quote,open_time", lambda minute: minute * 60_000),
+        ("time,low,high,open,close,volume", lambda minute: minute * 60),
+        ("start,low,high,open,close,volume", lambda minute: minute * 60),
+        (",open,high,low,close,volume", lambda minute: iso(minute, None)),
+        ("date,open,high,low,close,volume", lambda minute: iso(minute).replace("+00:00", "Z")),
+        ("Datetime,Open,High,Low,Close,Volume", lambda minute: iso(minute, timezone(timedelta(hours=-5)))),
+        ("timestamp,close,open,high,low,volume", lambda minute: minute * 60 * 10**9),
+    ],
+)
+def test_candles_of_other_sources_are_read_by_their_headers(
+    tmp_path: Path, names: str, time: Callable[[int], object], *, is_newest_first: bool
+) -> None:
+    rows = rows_of(30)
+    place = tmp_path / "BTCUSDT.csv"
+    place.write_text("\n".join([names, *columns_of(rows[:: -1 if is_newest_first else 1], names, time)]))
+    minutes = read_file(place)
+    assert [minutes[number] for number in range(len(minutes))] == rows
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize("zone", [None, UTC, timezone(timedelta(hours=9))])
+def test_candles_are_read_from_parquet_with_times_as_a_column_or_an_index(
+    tmp_path: Path, zone: timezone | None, *, has_index: bool
+) -> None:
+    rows = rows_of(30)
+    frame = pd.DataFrame([row._asdict() for row in rows])
+    times = pd.to_datetime(frame.pop("minute") * 60, unit="s", utc=True)
+    frame.insert(0, "timestamp", times.dt.tz_convert(zone))
+    (frame.set_index("timestamp") if has_index else frame).to_parquet(tmp_path / "BTCUSDT-1m.parquet")
+    minutes = read_market(find_files(tmp_path)["BTC"])
+    assert [minutes[place] for place in range(len(minutes))] == rows
+
+
+def test_a_volume_in_contracts_gives_way_to_that_in_base_currency(tmp_path: Path) -> None:
+    place = tmp_path / "BTC.csv"
+    lines = (
+        "ts,o,h,l,c,vol,volCcy,volCcyQuote,confirm",
+        "1736121600000,9,9,9,9,500,5,45,1",
+        "1736121660000,9,9,9,9,3,27,27,1",
+    )
+    place.write_text("\n".join(lines))
+    assert list(read_file(place).volume) == [5, 3], "of a derivative, and of a spot market"
+    place.write_text(place.read_text()[:-1] + "0")
+    with pytest.raises(MarketDataError, match=r"line 3: confirm is '0': the candle is not complete"):
+        read_file(place)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("2025-01-06T00:00:00Z", "2025-01-06T00:01:00"),
+        ("2025-01-06", "1736121660000"),
+        ("1736121600", "1736121660000"),
+    ],
+)
+def test_a_file_that_mixes_forms_of_times_is_refused(tmp_path: Path, first: str, second: str) -> None:
+    place = tmp_path / "BTC.csv"
+    place.write_text(f"time,open,high,low,close,volume\n{first},1,1,1,1,1\n{second},1,1,1,1,1")
+    with pytest.raises(MarketDataError, match=f"line 3: the time '{second}' is in .+, unlike the first row's"):
+        read_file(place)
+
+
 @st.composite
 def candles(draw: st.DrawFn) -> FileRow:
     prices = sorted(draw(st.lists(st.floats(10, 1e6), min_size=4, max_size=4)))
@@ -113,10 +199,10 @@ T = GOOD[1].split(",")[0]
         (f"{T},0,2,0,1,1", "a price is not above 0"),
         (f"{T},-1,2,-1,1,1", "a price is not above 0"),
         (f"{int(T) + 1},1,2,1,1,1", "is not on the minute"),
-        (f"{int(T) // 1000},1,2,1,1,1", "is neither milliseconds nor microseconds"),
-        (f"{T}.0,1,2,1,1,1", "is not a whole number"),
-        (f"-{T},1,2,1,1,1", "is not a whole number"),
-        ("9" * 5000 + ",1,2,1,1,1", "is not a whole number"),
+        (f"{int(T) // 1000},1,2,1,1,1", f"the time '{int(T) // 1000}' "),
+        (f"{T}.0,1,2,1,1,1", "has no known form; expected "),
+        (f"-{T},1,2,1,1,1", "has no known form; expected "),
+        ("9" * 5000 + ",1,2,1,1,1", "has no known form; expected "),
         (GOOD[0], "its time is not after the previous row's"),
         (f"{int(T) - 120_000},1,2,1,1,1", "its time is not after the previous row's"),
         ("", "an empty line"),
@@ -142,8 +228,12 @@ def test_an_invalid_row_is_reported_with_file_line_and_reason(
     [
         (b"", "line 1: no candles"),
         (b"open_time,open,high,low,close,volume\n", "line 1: no candles"),
-        (b"time,close,open,high,low,volume\n", "line 1: expected a header with the columns"),
-        (b"a,b,c\n", "line 1: 3 columns instead of 6 or 12"),
+        (b"time,close,open,high,volume\n", "line 1: no column is the low; expected a header with the columns"),
+        (b"time,open,high,low,close,Close,volume\n", "line 1: the header has the column 'close' 2 times"),
+        (b"ts,o,h,l,c,vol,volCcy\n", "line 1: volCcy may be in base or quote currency; expected a column volccyquote"),
+        (b"1,2,3\n", "line 1: 3 columns instead of 6 or 12, or of a header that names them"),
+        (b"1736121600,1,2,1,1,5\n", "line 1: the time '1736121600' has no known form; expected milliseconds since"),
+        (b"date,open,high,low,close,volume\n2025.01.06,1,2,1,1,5\n", "line 2: the time '2025.01.06' has no known form"),
         (b"\xff\xfe\x00", "line 1: is not UTF-8 text"),
         (text_of(rows_of(5, step=5)).encode(), "no two candles are a minute apart"),
     ],

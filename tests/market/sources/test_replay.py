@@ -26,8 +26,8 @@ from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow
 from trader.market.sources.recorded_minutes import PlainMinutes
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import PATH_EDGE_BP, preset_rows
-from trader.market.sources.source import MarketSource
+from trader.market.sources.rows import PATH_EDGE
+from trader.market.sources.source import MarketSource, Seed
 from trader.market.sources.synthetic import SyntheticSource
 from trader.settings.settings import Settings
 
@@ -385,17 +385,17 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "surcharge_bp"),
+    ("given", "fee_bp"),
     [
-        ({"VENUE_PRESET": "lighter-standard"}, PATH_EDGE_BP["BTC"] / 2),
-        ({"SIM_TAKER_FEE_BPS": "0.1"}, PATH_EDGE_BP["BTC"] / 2 - 0.1),
-        ({"VENUE_PRESET": "lighter-standard", "SIM_TAKER_FEE_BPS": "1"}, 0),
-        ({"VENUE_PRESET": "lighter-premium"}, 0),
-        ({}, 0),
+        ({"VENUE_PRESET": "lighter-standard"}, 0),
+        ({"SIM_TAKER_FEE_BPS": "0.1"}, 0.1),
+        ({"VENUE_PRESET": "lighter-standard", "SIM_TAKER_FEE_BPS": "1"}, 1),
+        ({"VENUE_PRESET": "lighter-premium"}, 2.8),
+        ({}, 5),
     ],
 )
-def test_spreads_of_a_replay_without_fees_cover_what_drawn_paths_give_away(
-    tmp_path: Path, given: Mapping[str, str], surcharge_bp: float
+def test_spreads_of_a_service_without_fees_cover_what_drawn_paths_give_away_and_those_of_backtests_do_not(
+    tmp_path: Path, given: Mapping[str, str], fee_bp: float
 ) -> None:
     place = write(tmp_path, rows_of(5))
     replayed = {"MARKETS": "BTC", "MARKET_SOURCE": f"replay:{place}", **given}
@@ -403,12 +403,12 @@ def test_spreads_of_a_replay_without_fees_cover_what_drawn_paths_give_away(
     _, backtest = asyncio.run(open_source(conditions_of(place, {}), {**replayed, "SIM_SEED": "0"}))
     assert isinstance(service, ReplaySource)
     assert isinstance(backtest, ReplaySource)
-    for source in (service, backtest):
-        assert source.rows["BTC"].calm.surcharge_bp == pytest.approx(surcharge_bp)
-    quote, usual = (
-        each.recordings["BTC"].quote(int(START.timestamp()) + 90, 0)
-        for each in (backtest, asyncio.run(opened(place, rows=preset_rows("default", None))))
-    )
+    asyncio.run(service.open())
+    service.use_seed(Seed(0))
+    surcharge_bp = max(0.0, PATH_EDGE * backtest.recordings["BTC"].minutes.range_bp / 2 - fee_bp)
+    assert service.rows["BTC"].calm.surcharge_bp == pytest.approx(surcharge_bp)
+    assert backtest.rows["BTC"].calm.surcharge_bp == 0, "everybody decides by the minute or slower"
+    quote, usual = (each.recordings["BTC"].quote(int(START.timestamp()) + 90, 0) for each in (service, backtest))
     assert (quote.mark, quote.book.bids[0].quantity) == (usual.mark, usual.book.bids[0].quantity)
     wider_bp = float((usual.bid - quote.bid) / usual.mark) * 1e4
     assert wider_bp == pytest.approx(surcharge_bp, abs=0.01)

@@ -9,7 +9,7 @@ import pytest
 from trader.core.errors import StartError
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, MarginTier
-from trader.market.sources.rows import PATH_EDGE_BP, chosen_rows, preset_rows, replayed_rows
+from trader.market.sources.rows import PATH_EDGE, chosen_rows, preset_rows, surcharged
 from trader.market.sources.synthetic import SyntheticSource
 
 LINK = """
@@ -59,14 +59,15 @@ def test_a_market_from_a_file_may_have_its_own_fees_and_funding(tmp_path: Path) 
     )  # fmt: skip
 
 
-def test_spreads_make_up_for_fees_below_what_drawn_paths_give_away_in_each_market(tmp_path: Path) -> None:
+def test_spreads_make_up_for_fees_below_what_drawn_paths_give_away_in_proportion_to_the_range(tmp_path: Path) -> None:
     path = tmp_path / "markets.toml"
     path.write_text(LINK + LINK.replace("LINK", "PAID") + "taker_fee_bps = 3.5", encoding="utf-8")
-    surcharges = {symbol: row.calm.surcharge_bp for symbol, row in replayed_rows("default", path, Decimal(0)).items()}
-    assert {symbol: 2 * surcharges[symbol] for symbol in PATH_EDGE_BP} == PATH_EDGE_BP
-    assert 2 * surcharges["LINK"] == 2 * surcharges["XRP"] == max(PATH_EDGE_BP.values()), "they were not measured"
-    assert surcharges["PAID"] == 0
-    assert replayed_rows("default", path, Decimal(2)) == preset_rows("default", path)
+    rows = preset_rows("default", path)
+    for symbol, fee_bps, paid in (("BTC", "0", 0), ("LINK", "0.3", 0.3), ("PAID", "0", 3.5)):
+        surcharges = [
+            surcharged(rows[symbol], range_bp, Decimal(fee_bps)).calm.surcharge_bp for range_bp in (5, 20, 100)
+        ]
+        assert surcharges == pytest.approx([max(0, PATH_EDGE * range_bp / 2 - paid) for range_bp in (5, 20, 100)])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from trader.exchange.domain.account import Account, Marks, equity, openings, opp
 from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.matching import Execution
-from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, check_plan
+from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, check_plan, entry_mark
 from trader.exchange.domain.orders import (
     CLOSING_SIDE,
     Cause,
@@ -202,12 +202,13 @@ def judge_opening(
 
 
 class _Opening(NamedTuple):
-    """What an order opens: the side and the quantity, with leverage and exit plan."""
+    """What an order opens: the side and the quantity, with leverage, exit plan and the limit of a limit order."""
 
     side: Side
     quantity: Decimal
     leverage: float
     plan: ExitPlan
+    limit: Decimal | None = None
 
 
 def _refusal_of_opening(
@@ -218,7 +219,7 @@ def _refusal_of_opening(
         or _no_fresh_price(symbol, context)
         or _day_loss(context, limits)
         or _leverage(opening.leverage, symbol, context, limits)
-        or _plan(opening.plan, opening.side, context.marks[symbol], context.now)
+        or _plan(opening.plan, opening.side, context.marks[symbol], context.now, opening.limit)
         or _reversal(opening.side, symbol, context, limits)
         or _notional(opening, symbol, context, limits)
     )
@@ -267,7 +268,7 @@ def judge_order(
     plan = order.exit_plan or ExitPlan()
     if plan.stop is None and limits.stop_required:
         return GuardRefusal("stop", "A stop is mandatory for an order that may open a position: give exitPlan.stop.")
-    opening = _Opening(decision.opens, order.quantity - closes, decision.leverage or 1.0, plan)
+    opening = _Opening(decision.opens, order.quantity - closes, decision.leverage or 1.0, plan, order.limit_price)
     return _refusal_of_opening(opening, symbol, context, limits) or order
 
 
@@ -298,19 +299,18 @@ def order_of(decision: PlaceOrder, symbol: str) -> Approved:
     )
 
 
-def _plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> GuardRefusal | None:
+def _plan(
+    plan: ExitPlan, side: Side, mark: Decimal, now: datetime, limit: Decimal | None = None
+) -> GuardRefusal | None:
     """The exchange's own check of an exit plan, with the fields named as the model's tools name them."""
-    match check_plan(plan, side, mark, now):
+    match check_plan(plan, side, mark, now, limit):
         case None:
             return None
         case PastTime(time_exit):
             return GuardRefusal("timeExit", f"The timeExit {iso(time_exit)} is not in the future.")
-        case MisplacedPrice(field, price, where):
+        case MisplacedPrice(field, price, where, entry):
             name = "invalidationPrice" if field == "invalidation_price" else field
-            limit = format_decimal(mark)
-            return GuardRefusal(
-                name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {limit}."
-            )
+            return GuardRefusal(name, f"The {name} {format_decimal(price)} of a {side} must be {where} {entry}.")
 
 
 def _stale_decision(context: RiskContext, limits: VariantLimits) -> GuardRefusal | None:
@@ -380,17 +380,17 @@ def _reversal(side: Side, symbol: str, context: RiskContext, limits: VariantLimi
 def _notional(opening: _Opening, symbol: str, context: RiskContext, limits: VariantLimits) -> GuardRefusal | None:
     """Limit one position to n × equity, and all positions to max leverage × equity, at the marks and after this order.
 
-    Resting orders count with the notional that they would open at their limit prices.
+    Resting orders, and this one if it waits, count with the notional that they would open at their limit prices.
     """
     own_equity, marks = context.equity, context.marks
     held = context.account.positions.get(symbol)
-    quantity = opening.quantity
+    position = opening.quantity * entry_mark(opening.side, marks[symbol], opening.limit)
     if held is not None and held.side is opening.side:
-        quantity += held.quantity
+        position += held.notional(marks[symbol])
     waiting = {symbol: ZERO}
     for order, opens in openings(context.account):
         waiting[order.symbol] = waiting.get(order.symbol, ZERO) + opens * order.limit_price
-    position = quantity * marks[symbol] + waiting.pop(symbol)
+    position += waiting.pop(symbol)
     others = sum(waiting.values(), ZERO)
     others += sum((p.notional(marks[p.symbol]) for p in context.account.positions.values() if p is not held), ZERO)
     for value, allowed, what in (

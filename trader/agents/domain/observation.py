@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import reduce
 from itertools import takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ from trader.agents.domain.view import (
 )
 from trader.core.clock import floor_time
 from trader.core.money import ZERO, divide
-from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.core.statistics import EquityPoint, sharpe_ratio
 from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.orders import Fill, Side
@@ -177,15 +178,31 @@ class TradingRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def with_risk_figures(stats: ObservedStats, capital: Decimal, hours: Sequence[EquityPoint]) -> ObservedStats:
-    """Return statistics with the Sharpe ratio and the largest drawdown of a run, from its hourly equity."""
-    initial = float(capital)
-    drawdown = max_drawdown([initial, *(point.value for point in hours)]) if hours else None
-    return msgspec.structs.replace(
-        stats,
-        sharpe_ratio=sharpe_ratio(daily_closes(hours, initial)),
-        max_drawdown_percent=None if drawdown is None else drawdown.percent,
-    )
+class RiskFigures(msgspec.Struct, frozen=True):
+    """The largest drawdown and the daily closes of a run after successive hours, of which `last` is the latest."""
+
+    peak: float
+    closes: tuple[float, ...]
+    fall: float = 0.0
+    last: EquityPoint | None = None
+
+    @classmethod
+    def of(cls, capital: Decimal, hours: Iterable[EquityPoint] = ()) -> "RiskFigures":
+        """Return the figures of a run with this initial capital after its hours, ascending."""
+        return reduce(cls.after, hours, cls(max(0.0, float(capital)), (float(capital),)))
+
+    def after(self, hour: EquityPoint) -> "RiskFigures":
+        """Return the figures after the next hour; a midnight since the last one closes its day."""
+        days = 0 if self.last is None else hour.hour.toordinal() - self.last.hour.toordinal()
+        closes = self.closes if self.last is None or not days else (*self.closes, *[self.last.value] * days)
+        equity = max(0.0, hour.value)
+        peak = max(self.peak, equity)
+        return RiskFigures(peak, closes, max(self.fall, (peak - equity) / peak if peak else 0.0), hour)
+
+    def beside(self, stats: ObservedStats) -> ObservedStats:
+        """Return statistics with the Sharpe ratio and the largest drawdown."""
+        drawdown = None if self.last is None else 100 * self.fall
+        return msgspec.structs.replace(stats, sharpe_ratio=sharpe_ratio(self.closes), max_drawdown_percent=drawdown)
 
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
@@ -272,6 +289,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         cadence: timedelta,
         restriction: str | None,
         fills: tuple[ObservedFill, ...] = (),
+        data: Mapping[str, float | str] = {},  # never changed here
     ) -> View:
         """Return the view of the context's account in these markets. Services and backtests assemble views only here,
         and every field has its value from here or from `ObservedMarket.of`, so no view lacks a field of the other."""
@@ -287,6 +305,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
             memory=memory,
             cadence=cadence,
             restriction=restriction,
+            data=data,
         )
 
     def _with_last_action(self, market: ObservedMarket, context: RiskContext) -> ObservedMarket:

@@ -229,6 +229,7 @@ def view_data(view: View, names: Collection[str] = INDICATOR_NAMES, entries: Seq
         "lookedAt": None if view.memory.looked_at is None else minute_text(view.memory.looked_at),
         "candleCloses": {interval: _closes(view, INTERVALS[interval]) for interval in intervals},
         **({} if view.restriction is None else {"restriction": view.restriction}),
+        **({"data": view.data} if view.data else {}),
         "refused": view.memory.refused,
         "session": _session(markets.values(), names),
         "now": {symbol: _now(market, view) for symbol, market in plain.items()},

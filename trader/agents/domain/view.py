@@ -353,7 +353,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `trades` are newest first, `positions`, `orders` and `fills` oldest first; only strategies with `on_fill` see
     `fills`. The agent is asked once per `cadence`. `restriction` says why it may only reduce positions now; None if
-    there is no restriction.
+    there is no restriction. `data` has the latest value of each own column of a backtest.
     """
 
     at: datetime
@@ -367,6 +367,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     memory: Memory = Memory()
     cadence: timedelta = timedelta(minutes=1)
     restriction: str | None = None
+    data: Mapping[str, float | str] = {}
 
     def position(self, symbol: str) -> ObservedPosition | None:
         """Return the position in a market, if there is one."""

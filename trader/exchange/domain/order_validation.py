@@ -31,11 +31,11 @@ def passive_limit(order: Order, market: Market) -> Decimal | None:
     return rounded(order.limit_price, market.tick)
 
 
-def entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decimal:
+def entry_mark(side: Side, mark: Decimal, limit: Decimal | None) -> Decimal:
     """Return the mark that an entry will see: the current one, or the limit if the order waits for it."""
     if limit is None:
         return mark
-    return min(mark, limit) if side is OrderSide.BUY else max(mark, limit)
+    return min(mark, limit) if side is Side.LONG else max(mark, limit)
 
 
 def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
@@ -77,11 +77,12 @@ def refusal_of_leverage(after: Account, order: Order, mark: Decimal, market: Mar
 
 
 class MisplacedPrice(NamedTuple):
-    """A price of an exit plan that would fire at once because it is not `where` of the mark. `field` is its name."""
+    """A price of an exit plan that would fire at once because it is not `where` of `entry`. `field` is its name."""
 
     field: str
     price: Decimal
     where: Literal["below", "above"]
+    entry: str
 
 
 class PastTime(NamedTuple):
@@ -90,28 +91,37 @@ class PastTime(NamedTuple):
     time_exit: datetime
 
 
-def check_plan(plan: ExitPlan, side: Side, mark: Decimal, at: datetime) -> MisplacedPrice | PastTime | None:
-    """Return the first field of an exit plan that would fire at once, or None if the plan can be set."""
+def check_plan(
+    plan: ExitPlan, side: Side, mark: Decimal, at: datetime, limit: Decimal | None = None
+) -> MisplacedPrice | PastTime | None:
+    """Return the first field of an exit plan that would fire at once, or None if the plan can be set.
+
+    `limit` is the price of the order that sets it: the plan begins at the mark at which that order fills.
+    """
+    entry = entry_mark(side, mark, limit)
     for field, price, is_protective in (
         ("stop", plan.stop, True),
         ("invalidation_price", plan.invalidation_price, True),
         ("target", plan.target, False),
     ):
         where: Literal["below", "above"] = "below" if (side is Side.LONG) == is_protective else "above"
-        if price is not None and (price >= mark if where == "below" else price <= mark):
-            return MisplacedPrice(field, price, where)
+        if price is not None and (price >= entry if where == "below" else price <= entry):
+            name = "mark" if entry == mark else "limit"
+            return MisplacedPrice(field, price, where, f"the {name} {format_decimal(entry)}")
     if plan.time_exit is not None and plan.time_exit <= at:
         return PastTime(plan.time_exit)
     return None
 
 
-def refusal_of_plan(plan: ExitPlan | None, side: Side, mark: Decimal, at: datetime) -> str | None:
+def refusal_of_plan(
+    plan: ExitPlan | None, side: Side, mark: Decimal, at: datetime, limit: Decimal | None = None
+) -> str | None:
     """Return in words why an exit plan cannot be set; None if it can, or if there is no plan."""
-    match None if plan is None else check_plan(plan, side, mark, at):
+    match None if plan is None else check_plan(plan, side, mark, at, limit):
         case None:
             return None
         case PastTime():
             return "the time exit has passed already"
-        case MisplacedPrice(field, price, where):
-            name, limit = field.replace("_", " "), format_decimal(mark)
-            return f"the {name} {format_decimal(price)} of a {side.lower()} must be {where} the mark {limit}"
+        case MisplacedPrice(field, price, where, entry):
+            name = field.replace("_", " ")
+            return f"the {name} {format_decimal(price)} of a {side.lower()} must be {where} {entry}"

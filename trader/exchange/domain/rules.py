@@ -26,7 +26,6 @@ from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, Terms, merge, row_id
 from trader.exchange.domain.matching import Execution, remaining, totals
 from trader.exchange.domain.order_validation import (
-    entry_mark,
     passive_limit,
     quantity_of,
     refusal_of_leverage,
@@ -63,7 +62,7 @@ def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, 
     quote = moment.quotes[order.symbol]
     limit = passive_limit(order, market)
     refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
-        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), update.now)
+        refusal_of_plan(order.exit_plan, order.side.opens, quote.mark, update.now, limit)
     )
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)

@@ -1,8 +1,7 @@
-"""Binance files: 1-minute candles and funding rates. Any mistake is rejected with file, line and reason.
+"""Files of 1-minute candles and funding rates. Any mistake is rejected with file, line and reason.
 
-A file is CSV (plain, gzip, or alone in a zip archive), with or without a header, with times in milliseconds or
-microseconds. Candle files have 6 columns (open_time, open, high, low, close, volume) or Binance's 12; funding-rate
-files have calc_time, funding_interval_hours and last_funding_rate.
+A file is CSV (plain, gzip, or alone in a zip archive) or Parquet; `forms.py` says how candles may be written.
+Funding-rate files have calc_time, funding_interval_hours and last_funding_rate, as Binance publishes them.
 """
 
 import gzip
@@ -13,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
+from importlib import import_module
 from io import TextIOWrapper
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
@@ -23,11 +25,10 @@ from trader.core.clock import moment_of
 from trader.core.errors import MarketDataError
 from trader.core.files import open_regular
 from trader.market.domain.markets import canonical_symbol
+from trader.market.sources.forms import PLAIN_TIMES, CandleForm, Times
 
-_COLUMN_COUNTS: Final = (6, 12)
-_NAMES: Final = ["open", "high", "low", "close", "volume"]
 _FILE_NAME: Final = re.compile(
-    r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip)"
+    r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip|parquet)"
 )
 _FUNDING_NAMES: Final = ["calc_time", "funding_interval_hours", "last_funding_rate"]
 _FUNDING_FILE: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)-fundingRate(?:[-_.].*)?\.(?:csv|csv\.gz|zip)")
@@ -35,15 +36,13 @@ _FUNDING_LATE: Final = 1
 """How many minutes past the hour a funding time may be: it is when the rate was calculated."""
 _INTERVALS: Final = frozenset(str(hours) for hours in range(1, 25) if 24 % hours == 0)
 _RATE_MAX: Final = Decimal("0.1")
-_MS_MIN: Final = 10**11
-"""Smaller times are not milliseconds: they would lie before 1973."""
-_US_MIN: Final = 10**14
-"""Times from here on are microseconds: as milliseconds they would lie in the year 5138."""
 
 
 _LINE_MAX: Final = 65_536
 """Characters per line. A compressed file without line breaks could otherwise take a thousand times as much memory."""
 
+
+_QUOTED: Final = frozenset(',"\n\r')
 
 _BLANK_MAX: Final = 1_000
 """Empty lines at the end of a file."""
@@ -75,7 +74,7 @@ class Minutes:
 
     def __init__(self) -> None:
         self.minute = array("q")
-        self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in _NAMES)
+        self.open, self.high, self.low, self.close, self.volume = (array("d") for _ in range(5))
         self.columns: Sequence[array[Any]] = self.minute, self.open, self.high, self.low, self.close, self.volume
 
     def __len__(self) -> int:
@@ -83,6 +82,13 @@ class Minutes:
 
     def __getitem__(self, place: int) -> FileRow:
         return FileRow(*(column[place] for column in self.columns))
+
+    @property
+    def range_bp(self) -> float:
+        """The median range of a minute, in basis points of its close."""
+        return median(
+            10_000 * (high - low) / close for high, low, close in zip(self.high, self.low, self.close, strict=True)
+        )
 
     def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
         """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
@@ -95,12 +101,13 @@ class Minutes:
         )
 
     def append(self, row: FileRow) -> None:
-        self.minute.append(row.minute)
-        self.open.append(row.open)
-        self.high.append(row.high)
-        self.low.append(row.low)
-        self.close.append(row.close)
-        self.volume.append(row.volume)
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
+
+    def reverse(self) -> None:
+        """Reverse candles that are newest first, as venues answer requests."""
+        for column in self.columns:
+            column.reverse()
 
     def extend(self, later: "Minutes") -> None:
         """Append candles that are all later than the existing ones."""
@@ -127,7 +134,8 @@ def find_files(place: Path) -> dict[str, list[Path]]:
             raise MarketDataError(f"{path}: these are {name['interval']} candles; a replay needs 1m candles")
         files.setdefault(canonical_symbol(name["market"]), []).append(path)
     if not files:
-        raise MarketDataError(f"{place}: no kline files found (such as BTCUSDT-1m-2025-01.csv, .csv.gz or .zip)")
+        names = "such as BTCUSDT-1m-2025-01.csv, .csv.gz, .zip or .parquet"
+        raise MarketDataError(f"{place}: no kline files found ({names})")
     return files
 
 
@@ -149,33 +157,33 @@ def read_funding(paths: list[Path]) -> dict[int, PublishedRate]:
     """Return the published rates of one market's files by hour since 1970. An hour with two rates is rejected."""
     rates: dict[int, PublishedRate] = {}
     for path in paths:
-        last_hour: int | None = None
-        for number, line in _lines(path):
+        last_hour, times = None, Times(PLAIN_TIMES)
+        for number, line in dated_lines(path):
             fields = line.split(",")
             if len(fields) != len(_FUNDING_NAMES):
-                _refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
+                refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
             if last_hour is None and number == 1 and not any(_is_number(field) for field in fields):
                 if [field.strip().strip('"').lower() for field in fields] != _FUNDING_NAMES:
-                    _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
+                    refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
                 continue
             try:
-                hour, published = _funding_row(fields)
+                hour, published = _funding_row(fields, times)
             except ValueError as error:
-                _refuse(path, number, str(error))
+                refuse(path, number, str(error))
             if last_hour is not None and hour <= last_hour:
-                _refuse(path, number, "its time is not after the previous row's")
+                refuse(path, number, "its time is not after the previous row's")
             if hour in rates:
-                _refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
+                refuse(path, number, f"another file has a rate of {moment_of(hour * 3600).isoformat()} too")
             last_hour = hour
             rates[hour] = published
         if last_hour is None:
-            _refuse(path, 1, "no funding rates")
+            refuse(path, 1, "no funding rates")
     return rates
 
 
-def _funding_row(fields: list[str]) -> tuple[int, PublishedRate]:
+def _funding_row(fields: list[str], times: Times) -> tuple[int, PublishedRate]:
     """Return the hour since 1970 and the rate published for it. Raise `ValueError` with the reason."""
-    hour, late = divmod(_time(fields[0])[0], 60)
+    hour, late = divmod(times.read(fields[0]) // 60_000_000, 60)
     if late > _FUNDING_LATE:
         raise ValueError(f"the time {fields[0]} is not on the hour")
     if fields[1] not in _INTERVALS:
@@ -202,60 +210,91 @@ def read_market(paths: list[Path]) -> Minutes:
 
 def read_file(path: Path) -> Minutes:
     """Return the candles of one file. Raise `MarketDataError` with file, line and reason."""
-    minutes = Minutes()
-    column_count: int | None = None
-    last_minute: int | None = None
-    has_neighbours = False
-    for number, line in _lines(path):
+    minutes, form = Minutes(), None
+    for number, line in dated_lines(path):
         fields = line.split(",")
-        if column_count is None:
-            if len(fields) not in _COLUMN_COUNTS:
-                _refuse(path, number, f"{len(fields)} columns instead of 6 or 12")
-            column_count = len(fields)
-            if not any(_is_number(field) for field in fields):
-                _check_header(path, number, fields)
-                continue
-        if len(fields) != column_count:
-            _refuse(path, number, f"{len(fields)} columns instead of {column_count}")
         try:
-            row = _row(fields)
+            if form is None:
+                form = CandleForm(fields, is_header=not any(_is_number(field) for field in fields))
+                if form.has_header:
+                    continue
+            minutes.append(_row(*form.read(fields)))
         except ValueError as error:
-            _refuse(path, number, str(error))
-        if last_minute is not None and row.minute <= last_minute:
-            _refuse(path, number, "its time is not after the previous row's")
-        has_neighbours = has_neighbours or row.minute - 1 == last_minute
-        last_minute = row.minute
-        minutes.append(row)
+            refuse(path, number, str(error))
+        step = minutes.minute[-1] - minutes.minute[-2] if len(minutes) > 1 else 1
+        is_newest_first = form.may_descend and len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]
+        if step >= 0 if is_newest_first else step <= 0:
+            refuse(path, number, f"its time is not {'before' if is_newest_first else 'after'} the previous row's")
         if len(minutes) > _CANDLES_MAX:
-            _refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
+            refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
     if not minutes:
-        _refuse(path, 1, "no candles")
-    if len(minutes) > 1 and not has_neighbours:
-        _refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
+        refuse(path, 1, "no candles")
+    if len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]:
+        minutes.reverse()
+    if len(minutes) > 1 and all(later - minute > 1 for minute, later in pairwise(minutes.minute)):
+        refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
     return minutes
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def dated_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each line with its number, from 1; blank lines are allowed only at the end."""
     number = 0
     blank: int | None = None
     try:
-        with _text(path) as file:
-            for line in iter(partial(file.readline, _LINE_MAX + 1), ""):
+        with _open_lines(path) as lines:
+            for line in lines:
                 number += 1
                 if len(line) > _LINE_MAX:
-                    _refuse(path, number, f"has over {_LINE_MAX} characters")
+                    refuse(path, number, f"has over {_LINE_MAX} characters")
                 if not line.strip():
                     blank = blank or number
                     if number - blank < _BLANK_MAX:
                         continue
                 if blank is not None:
-                    _refuse(path, blank, "an empty line")
+                    refuse(path, blank, "an empty line")
                 yield number, line.rstrip("\n")
     except (OSError, EOFError, zlib.error, BadZipFile) as error:
-        _refuse(path, number + 1, f"cannot be read ({error})")
+        refuse(path, number + 1, f"cannot be read ({error})")
     except UnicodeDecodeError:
-        _refuse(path, number + 1, "is not UTF-8 text")
+        refuse(path, number + 1, "is not UTF-8 text")
+
+
+@contextmanager
+def _open_lines(path: Path) -> Iterator[Iterator[str]]:
+    """Open a file as lines; a line of a table that is no text has its cells as CSV would."""
+    if path.suffix == ".parquet":
+        with open_regular(path) as file:
+            yield _parquet_lines(path, file)
+    else:
+        with _text(path) as file:
+            yield iter(partial(file.readline, _LINE_MAX + 1), "")
+
+
+def _parquet_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
+    """Yield the names of the columns, then the rows; times are microseconds since 1970."""
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        refuse(path, 1, "pyarrow is not installed, which Parquet needs: pip install 'trader-service[results]'")
+    try:
+        table = parquet.ParquetFile(file)
+        yield ",".join(table.schema_arrow.names)
+        for batch in table.iter_batches():
+            columns = [
+                column.cast(arrow.timestamp("us", column.type.tz)).cast(arrow.int64())
+                if arrow.types.is_timestamp(column.type)
+                else column
+                for column in batch.columns
+            ]
+            yield from (",".join(map(_cell, row)) for row in zip(*(each.to_pylist() for each in columns), strict=True))
+    except arrow.ArrowException as error:
+        refuse(path, 1, f"cannot be read ({error})")
+
+
+def _cell(value: object) -> str:
+    """Return a value as a cell of a line of CSV."""
+    text = str(value)
+    return text if not _QUOTED.intersection(text) else '"' + " ".join(text.replace('"', '""').splitlines()) + '"'
 
 
 @contextmanager
@@ -270,17 +309,16 @@ def _text(path: Path) -> Iterator[TextIO]:
             archive = stack.enter_context(ZipFile(packed))
             members = archive.infolist()
             if len(members) != 1:
-                _refuse(path, 1, f"{len(members)} files in the archive instead of one")
+                refuse(path, 1, f"{len(members)} files in the archive instead of one")
             if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
+                refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
             unpacked = stack.enter_context(archive.open(members[0]))
         yield TextIOWrapper(unpacked, encoding="utf-8-sig", newline=None)
 
 
-def _row(fields: list[str]) -> FileRow:
+def _row(minute: int, figures: list[str]) -> FileRow:
     """Return the candle of a row. Raise `ValueError` with the reason."""
-    opened, high, low, close, volume, *_ = _numbers(fields[1:])
-    minute = _minute(fields[0])
+    opened, high, low, close, volume = _numbers(figures)
     if low <= 0:
         raise ValueError("a price is not above 0")
     if high < low:
@@ -323,29 +361,5 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _minute(field: str) -> int:
-    """Return the minutes since 1970 of an open time in milliseconds or microseconds."""
-    minute, rest = _time(field)
-    if rest:
-        raise ValueError(f"the time {field} is not on the minute")
-    return minute
-
-
-def _time(field: str) -> tuple[int, int]:
-    """Return the full minutes since 1970 of a time in milliseconds or microseconds, and the remainder in its unit."""
-    if not (field.isascii() and field.isdigit() and len(field) <= 16):
-        raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
-    time = int(field)
-    if time < _MS_MIN:
-        raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
-    return divmod(time, 60_000 if time < _US_MIN else 60_000_000)
-
-
-def _check_header(path: Path, number: int, fields: list[str]) -> None:
-    names = [field.strip().strip('"').lower() for field in fields]
-    if names[1:6] != _NAMES:
-        _refuse(path, number, f"expected a header with the columns open_time,{','.join(_NAMES)}")
-
-
-def _refuse(path: Path, line: int, reason: str) -> NoReturn:
+def refuse(path: Path, line: int, reason: str) -> NoReturn:
     raise MarketDataError(f"{path}, line {line}: {reason}")

@@ -55,6 +55,8 @@ _USUAL_BP_MIN: Final = 0.2
 _BLOCK: Final = 16
 """How many minutes are drawn together, with the same tilts."""
 _WEEK: Final = 7 * _DAY // _BLOCK
+_STEPS: Final = (1, 5, 15, 30, 60, 240)
+"""Steps in minutes at which agents decide, and so read the minute before each decision."""
 """The blocks of a week. A minute can be drawn without the blocks of earlier weeks."""
 _STEP: Final = 0.5
 """The first step of each tilt; later steps shrink (AdaGrad: Duchi, Hazan and Singer, 2011)."""
@@ -162,11 +164,15 @@ class MinutePaths:
             if self._leaders:
                 self._draw_week_until(place)
             else:
-                # Prefetch the following minutes for sequential reads: numpy takes about as long to draw one as several.
-                count = _BLOCK if place - 1 in self._drawn else 1
+                # Prefetch the next minutes for reads at even steps: numpy takes about as long to draw one as several.
+                step = next((each for each in _STEPS if {place - each, place - 2 * each} <= self._drawn.keys()), 0)
                 if len(self._drawn) > _WEEK * _BLOCK:
                     self._drawn.clear()
-                self._keep(place, min(place + count, len(self._minutes)))
+                self._keep(
+                    np.arange(place, min(place + _BLOCK * step, len(self._minutes)), step)
+                    if step
+                    else np.array([place])
+                )
         return self._drawn[place]
 
     def _draw_week_until(self, place: int) -> None:
@@ -178,11 +184,10 @@ class MinutePaths:
             self._tilts.clear()
             self._last = begin - 1
         for number in range(self._last + 1, block + 1):
-            self._keep(*np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK)).tolist())
+            self._keep(np.arange(*np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK))))
         self._last = block
 
-    def _keep(self, first: int, stop: int) -> None:
-        places = np.arange(first, stop)
+    def _keep(self, places: Places) -> None:
         self._drawn.update(zip(places.tolist(), self._draw(places), strict=True))
 
     def _draw(self, places: Places) -> HalfTickMarks:

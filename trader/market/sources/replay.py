@@ -40,7 +40,7 @@ from trader.market.sources.files import (
 )
 from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.recorded_minutes import RecordedMinutes
-from trader.market.sources.rows import chosen_rows
+from trader.market.sources.rows import chosen_rows, surcharged
 from trader.market.sources.source import QuietSource, Seed
 
 log = logging.getLogger("trader.market")
@@ -58,6 +58,9 @@ class ReplaySource(QuietSource):
 
     Funding files are read from `funding_place`, or from the folder of the candles. A market with a file pays each
     published rate once, at the hour of its publication, and nothing else; the others pay `plain_rate` or their row's.
+
+    Where anyone can trade at any second, `surcharge_below_bps` is the taker fee in basis points: spreads make up for
+    what drawn paths give away beyond it. None: everybody decides by the minute or slower, and never sees a path.
     """
 
     name = "replay"
@@ -74,10 +77,12 @@ class ReplaySource(QuietSource):
         end: datetime | None = None,
         funding_place: Path | None = None,
         plain_rate: Decimal | None = None,
+        surcharge_below_bps: Decimal | None = None,
     ) -> None:
         self._place = place
         self._funding_place = funding_place or place
         self._plain_rate = plain_rate
+        self._surcharge_below_bps = surcharge_below_bps
         self.seed = None if seed is None else Seed(seed)
         self._speed = speed
         self._wanted_start = start
@@ -117,6 +122,8 @@ class ReplaySource(QuietSource):
                 raise MarketDataError(
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {row.rules.tick} of {symbol}"
                 )
+            if self._surcharge_below_bps is not None:
+                row = self.rows[symbol] = surcharged(row, minutes.range_bp, self._surcharge_below_bps)
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
         self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
         self._set_range()

@@ -136,24 +136,20 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
-PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.4}
-"""The most that drawn paths give away to a trade within a minute, beyond the spread, in basis points: the boosted
-model of `scripts/benchmark fidelity` earns less on average in its best twentieth of moments, January 2025."""
+PATH_EDGE: Final = 0.18
+"""What drawn paths give away to a round trip within a minute, beyond the spread, as a share of the market's median
+range of a minute: the mean of the best twentieth of moments of the boosted model of `scripts/benchmark fidelity`, over
+BTC, ETH and SOL in January 2025 (1.6, 3.0 and 3.4 basis points) and in a month kept apart (0.6, 0.9 and 0.4)."""
 
 
-def replayed_rows(preset: str, path: Path | None, taker_fee_bps: Decimal) -> Mapping[str, SimulatedMarket]:
-    """Return `preset_rows` for a replay of candles, whose paths are drawn. Raise `StartError` like `read_rows`.
+def surcharged(row: SimulatedMarket, range_bp: float, taker_fee_bps: Decimal) -> SimulatedMarket:
+    """Return a row with spreads that make up for what drawn paths give away, where taker fees are lower than that.
 
-    Where taker fees are lower than what paths give away, wider spreads make up for it. A market that was not measured
-    counts like the one that gives away most.
+    `range_bp` is the median range of the market's minutes, in basis points.
     """
-    rows = {}
-    for symbol, row in preset_rows(preset, path).items():
-        own = row.rules.taker_rate
-        fee_bp = float(taker_fee_bps if own is None else own * 10_000)
-        edge_bp = PATH_EDGE_BP.get(symbol, max(PATH_EDGE_BP.values()))
-        rows[symbol] = row._replace(calm=row.calm._replace(surcharge_bp=max(0.0, edge_bp / 2 - fee_bp)))
-    return rows
+    own = row.rules.taker_rate
+    fee_bp = float(taker_fee_bps if own is None else own * 10_000)
+    return row._replace(calm=row.calm._replace(surcharge_bp=max(0.0, PATH_EDGE * range_bp / 2 - fee_bp)))
 
 
 def chosen_rows(symbols: Sequence[str], rows: Mapping[str, SimulatedMarket]) -> Mapping[str, SimulatedMarket]:
