@@ -20,6 +20,7 @@ from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place, require
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
+from trader.live.budget import RequestBudget
 from trader.live.rehearsals import require_rehearsal
 from trader.live.venue import VenueAccounts
 from trader.live.venues import VENUES
@@ -62,8 +63,9 @@ def halts_file(dsn: str) -> Path:
 
 async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSystems:
     """Open the market source, the venue and the database, and apply the schema if the database may be written."""
-    accounts = await _open_venue(settings, stack)
-    source = make_source(settings)
+    budget = VENUES[settings.venue].make_budget()
+    accounts = await _open_venue(settings, stack, budget)
+    source = make_source(settings, budget)
     await source.open()
     stack.push_async_callback(source.close)
     server = None
@@ -184,7 +186,7 @@ async def require_provider_or_model(settings: Settings, database: Database) -> N
             require_provider(settings)
 
 
-def make_source(settings: Settings) -> MarketSource:
+def make_source(settings: Settings, budget: RequestBudget | None = None) -> MarketSource:
     """Return the source named by MARKET_SOURCE. Raises `StartError` for an unknown one."""
     kind, _, place = settings.market_source.partition(":")
     rows = preset_rows(settings.venue_preset, settings.markets_file)
@@ -210,7 +212,7 @@ def make_source(settings: Settings) -> MarketSource:
                 end=settings.replay_end,
             )
         case "venue":
-            return VENUES[settings.venue].make_source(settings, rows)
+            return VENUES[settings.venue].make_source(settings, rows, budget)
         case _:
             raise StartError(
                 f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"
@@ -252,7 +254,9 @@ async def settle_seed(source: MarketSource, database: Database, *, is_written: b
         raise StartError("The database has no seed yet; the first service that may write to it draws one at its start.")
 
 
-async def _open_venue(settings: Settings, stack: AsyncExitStack) -> VenueAccounts | None:
+async def _open_venue(
+    settings: Settings, stack: AsyncExitStack, budget: RequestBudget | None = None
+) -> VenueAccounts | None:
     """Return the accounts at a real venue; None on paper, and for a reader.
 
     Only this function and the composition root know the trading mode.
@@ -261,7 +265,7 @@ async def _open_venue(settings: Settings, stack: AsyncExitStack) -> VenueAccount
     """
     if settings.trading_mode != "live" or settings.role == "reader":
         return None
-    accounts = VENUES[settings.venue].make_accounts(settings)
+    accounts = VENUES[settings.venue].make_accounts(settings, budget)
     stack.push_async_callback(accounts.close)
     accounts.prove()
     require_rehearsal(settings.live_rehearsal, settings.venue, accounts.url, SystemClock().now())

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.market.domain.markets import Market, SimulatedMarket
@@ -197,11 +198,17 @@ class VenuePackage(Protocol):
     ADDRESS: str
     TESTNET: str
 
-    def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+    def make_budget(self) -> RequestBudget:
+        """Return the budget of this address, which prices and accounts share."""
+        ...
+
+    def make_source(
+        self, settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+    ) -> MarketSource:
         """Return the source of the venue's prices. `rows` holds the markets with known depth."""
         ...
 
-    def make_accounts(self, settings: Settings) -> VenueAccounts:
+    def make_accounts(self, settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
         ...
 

@@ -8,10 +8,12 @@ and `closer.py` with `rehearsal.py`.
 from collections.abc import Mapping
 from datetime import timedelta
 
+from trader.live.budget import RequestBudget
 from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.api import make_budget as make_budget
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.lighter.signer import LighterSigner
 from trader.live.lighter.source import VenueSource
@@ -22,23 +24,25 @@ from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
 
-def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+def make_source(
+    settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+) -> MarketSource:
     """Return the source of Lighter's prices.
 
     Only the simulator trades on polled books: live trading needs the venue's stream.
     """
     poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
     return VenueSource(
-        LighterApi(venue_address(settings)),
+        LighterApi(venue_address(settings), budget),
         settings.markets,
         rows,
         poll_every=poll_every if settings.trading_mode == "simulated" else None,
     )
 
 
-def make_accounts(settings: Settings) -> VenueAccounts:
+def make_accounts(settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
     """Return the accounts at Lighter. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
-    return LighterAccounts(settings)
+    return LighterAccounts(settings, budget)
 
 
 def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:

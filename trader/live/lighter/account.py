@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from trader.core.errors import StartError
+from trader.live.budget import RequestBudget
 from trader.live.lighter.api import LighterApi, venue_address
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
@@ -70,8 +71,9 @@ class LighterAccounts:
     """Opens accounts. The first one loads the venue's SDK."""
 
     def __init__(
-        self, settings: Settings, *, make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S
-    ) -> None:
+        self, settings: Settings, budget: RequestBudget | None = None, *,
+        make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S,
+    ) -> None:  # fmt: skip
         if settings.venue_account_index is None or settings.venue_api_key is None:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = venue_address(settings)
@@ -80,7 +82,7 @@ class LighterAccounts:
         self._key_index = settings.venue_api_key_index
         self._make_signer = make_signer
         self._pause_s = pause_s
-        self._api = LighterApi(self.url, pause_s=min(1.0, pause_s * 3))
+        self._api = LighterApi(self.url, budget, pause_s=min(1.0, pause_s * 3))
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
         self._opening = asyncio.Lock()

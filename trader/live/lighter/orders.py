@@ -9,6 +9,7 @@ can be.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -19,6 +20,7 @@ from trader.core.errors import MarketDataError
 from trader.core.money import ZERO, ceil_to, round_to
 from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
+from trader.live.budget import Priority, spending_as
 from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown, VenueOrderState
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.records import LighterRecords
@@ -96,9 +98,10 @@ class LighterOrders:
         order = orders[0]
         async with self._sending:
             try:
-                await self._read_listings(order)
-                terms = [self._terms(each, market) for each in orders]
-                return await self._place(order, terms, remember)
+                with spending_as(_priority(order)):
+                    await self._read_listings(order)
+                    terms = [self._terms(each, market) for each in orders]
+                    return await self._place(order, terms, remember)
             except ValueError as error:
                 return Refused(f"the venue does not accept this order: {error}")
             except MarketDataError as error:
@@ -113,7 +116,8 @@ class LighterOrders:
         """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: it rests no more, unshown."""
         async with self._sending:
             try:
-                return await self._cancel(symbol, client_index)
+                with spending_as(Priority.CANCEL):
+                    return await self._cancel(symbol, client_index)
             except MarketDataError as error:
                 return Unknown(str(error))
 
@@ -180,7 +184,8 @@ class LighterOrders:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
                 return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
-            return await self._find_until(order, attempt, answer)
+            with spending_as(Priority.READ):  # the reserve is for sending
+                return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")
 
     async def _find_until(
@@ -199,7 +204,8 @@ class LighterOrders:
                     return Refused("its answer was lost, and the venue did not take it before it expired")
                 if sent is None and is_lost:
                     nonce, is_lost = int(attempt.partition(":")[0]), False
-                    await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
+                    with spending_as(Priority.CANCEL):
+                        await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
             except MarketDataError as error:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             await self.pause()
@@ -252,10 +258,12 @@ class LighterOrders:
 
     async def _read_listings(self, order: VenueOrder) -> None:
         """Read the venue's units, which may change at any time; an order that reduces does without a new reading."""
+        is_known = order.reduce_only and order.symbol in self._api.known
         try:
-            await self._api.listings()
+            with spending_as(Priority.READ, 0) if is_known else nullcontext():
+                await self._api.listings()
         except MarketDataError:
-            if not order.reduce_only or self._api.known.get(order.symbol) is None:
+            if not is_known:
                 raise
 
     def _terms(self, order: VenueOrder, market: Market) -> OrderTerms:
@@ -297,6 +305,12 @@ class LighterOrders:
             status=order.status,
             has_fired=order.status not in (*_NOT_FINAL, *_ENDED_WAITING),
         )
+
+
+def _priority(order: VenueOrder) -> Priority:
+    if not order.reduce_only:
+        return Priority.OPEN
+    return Priority.CLOSE if order.trigger is None else Priority.PROTECT
 
 
 def _whole(amount: Decimal, unit: Decimal) -> int:

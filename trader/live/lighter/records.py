@@ -100,6 +100,7 @@ class _FundingPayments(msgspec.Struct):
 class _Limits(msgspec.Struct):
     current_maker_fee_tick: int
     current_taker_fee_tick: int
+    user_tier: str = "standard"
     code: int = 200
 
 
@@ -153,6 +154,7 @@ class LighterRecords:
         taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
         if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
             raise MarketDataError(f"/api/v1/accountLimits: cannot be decoded: {limits}")
+        self._api.use_tier(limits.user_tier.casefold())
         return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
 
     async def fills_of(self, venue_index: int) -> list[VenueFill]:

@@ -5,6 +5,7 @@ The answer to a sending says only whether the venue took the transaction; what c
 
 from asyncio import timeout
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Final
 
 import aiohttp
@@ -12,6 +13,7 @@ import msgspec
 
 from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
+from trader.live.budget import Priority, present_priority
 from trader.live.lighter.api import LighterApi, VenueRefusal, code_of
 from trader.live.lighter.signer import Signed, Signer
 
@@ -34,6 +36,8 @@ _OK, _BAD, _TOO_MANY = 200, 400, 429
 _NOT_FOUND: Final = frozenset({21500, 29404})
 _LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
+_QUOTA_LEAST: Final = {Priority.OPEN: 20, Priority.PROTECT: 5}
+_QUOTA_KNOWN_S: Final = 60.0
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -130,6 +134,7 @@ class Transactions:
         self._signer = signer
         self._send_limit_s = send_limit_s
         self._is_halted = False
+        self._quota: tuple[float, int] | None = None
 
     def halt(self) -> None:
         """Stop sending: another process may now trade the account."""
@@ -182,6 +187,11 @@ class Transactions:
         if self._is_halted:
             return SendAnswer(None, reason="this process no longer trades")
         try:
+            self._check_quota()
+            await self._api.take("sendTx", signed.kind)
+        except MarketDataError as error:
+            return SendAnswer(False, TOO_MANY, str(error))
+        try:
             async with timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
         except self._signer.status_error as error:
@@ -190,9 +200,22 @@ class Transactions:
             return SendAnswer(None, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
             return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
+        quota = getattr(answer, "volume_quota_remaining", None)
+        self._quota = (monotonic(), quota) if isinstance(quota, int) and self._api.has_quota else None
         # The SDK does not check that an answer is complete.
         known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
         return _judge(_OK, msgspec.json.encode(known))
+
+    def _check_quota(self) -> None:
+        """Raise `MarketDataError` when the rest of the quota is kept for more urgent transactions.
+
+        The venue states the quota only in its answers, and allows one transaction every 15 seconds without it.
+        """
+        if self._quota is None:
+            return
+        told_at, left = self._quota
+        if 0 <= left < _QUOTA_LEAST.get(present_priority(), 0) and monotonic() < told_at + _QUOTA_KNOWN_S:
+            raise MarketDataError(f"the venue's quota has {left} transactions left, which are kept for closing")
 
 
 def _judge(status: object, body: Any) -> SendAnswer:
