@@ -68,6 +68,7 @@ class Schedule:
         self.seed = seed
         self.random = Random(seed)
         bench.venue.random = Random(seed)
+        bench.venue.refuses_streams = seed % 3 == 0
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
 
@@ -75,7 +76,7 @@ class Schedule:
         doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
             (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
-            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1),
+            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1), (self.streams, 4),
         )  # fmt: skip
         kinds, weights = zip(*doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
@@ -176,6 +177,16 @@ class Schedule:
         standing = [index for index in shown if self.venue.orders[index].status in ("open", "pending")]
         if standing:
             self.venue.hidden.add(self.random.choice(standing))
+
+    async def streams(self) -> None:
+        """The account is followed for some cycles, or the stream is cut."""
+        if self.random.random() < 0.3:
+            await self.venue.cut()
+            return
+        if not self.venue.refuses_streams:
+            await self.bench.follow()
+        for _ in range(self.random.randint(1, 3)):
+            await self.bench.cycle(10)
 
     async def hand(self) -> None:
         self.venue.trade_by_hand(self.random.choice(SYMBOLS), str(D(self.random.randint(-300, 300) or 7).scaleb(-3)))

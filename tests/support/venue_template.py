@@ -13,12 +13,13 @@ venue. Then:
 Outbox, ledger, exits, protective orders, reconciliation and drift come with the protocol.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.venue import Remember, VenueAccounts, VenueCloser
@@ -81,7 +82,7 @@ class TemplateRecords:
         """Convert basis points or millionths to fractions."""
         raise NotImplementedError
 
-    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
         """Read all pages, and drop trades that two pages repeat."""
         raise NotImplementedError
 
@@ -98,6 +99,16 @@ class TemplateAccount:
     """One account: its gateway and its records share a connection and a signer."""
 
     expires_s: float = 600.0
+    look_every = timedelta(seconds=10)
+    following = 0
+    """Leave it 0 where the venue pushes nothing about an account: then it is read every few seconds."""
+
+    def distrust(self) -> None:
+        """Do nothing if nothing is pushed."""
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Keep it, and call it for every message about the account."""
+        raise NotImplementedError
 
     def __init__(self) -> None:
         self.orders = TemplateOrders()
@@ -130,12 +141,19 @@ class TemplateAccounts:
         raise NotImplementedError
 
 
-def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+def make_budget() -> RequestBudget:
+    """State the strictest limit until the venue tells the tier."""
+    return RequestBudget(60, per_kind=40)
+
+
+def make_source(
+    settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+) -> MarketSource:
     """Return a class with the members of `MarketSource`; its `identity` is `venue:<name>`."""
     raise NotImplementedError
 
 
-def make_accounts(settings: Settings) -> VenueAccounts:
+def make_accounts(settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
     """Return the accounts; nothing connects yet."""
     return TemplateAccounts(settings)
 

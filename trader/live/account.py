@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -37,8 +38,20 @@ _EXITS_EVERY: Final = timedelta(seconds=2)
 
 _FEES_EVERY: Final = timedelta(hours=1)
 
+_WHOLE_EVERY: Final = timedelta(minutes=5)
+_LOOK_SOON: Final = timedelta(seconds=8)
+"""How often a followed account is compared after frames and while it differs; else as often as the venue allows."""
+
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
+
+
+class Look(Enum):
+    """What a synchronization asks the venue for: nothing, what was not pushed, or everything."""
+
+    NONE = "none"
+    LIGHT = "light"
+    WHOLE = "whole"
 
 
 class LiveAccount:
@@ -52,14 +65,16 @@ class LiveAccount:
 
         self._context = context
         self._ledger = AccountLedger(context, account_id)
-        self._outbox = Outbox(context, self._ledger, account_index)
+        self._outbox = Outbox(context, self._ledger, account_index, self._on_push)
         self._protective_orders = ProtectiveOrders(context, self._ledger, self._outbox)
         self._exits = Exits(context, self._ledger, self._outbox)
         self._reconciler = Reconciler(context, self._ledger, self._outbox, self._protective_orders, agreed_at)
         self._rules = context.rules
         self._fees_due = context.clock.now()
         self._wake = asyncio.Event()
-        self._synchronized_at = context.clock.now()
+        self._synchronized_at = self._looked_at = self._whole_at = context.clock.now()
+        self._whole_following = 0
+        self._is_hinted = False
         self._failures = 0
         self._accepting: frozenset[str] = frozenset()
 
@@ -133,6 +148,21 @@ class LiveAccount:
 
     # Synchronization
 
+    def _on_push(self) -> None:
+        """Book what the venue pushes, and compare soon."""
+        self._is_hinted = True
+        self.wake()
+
+    def _due_look(self) -> Look:
+        """Return what to ask the venue for now: everything, unless it pushes each change and none was missed."""
+        now, following = self._context.clock.now(), self._outbox.following
+        is_known = following and following == self._whole_following
+        if not is_known or interval_elapsed(self._whole_at + _WHOLE_EVERY, _WHOLE_EVERY, now):
+            return Look.WHOLE
+        is_open = self._is_hinted or self.trouble is not None or not self._reconciler.agrees
+        every = _LOOK_SOON if is_open else self._outbox.look_every
+        return Look.LIGHT if interval_elapsed(self._looked_at + every, every, now) else Look.NONE
+
     def wake(self) -> None:
         """Request a synchronization soon."""
         self._wake.set()
@@ -148,12 +178,12 @@ class LiveAccount:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self.try_synchronize()
+            await self.try_synchronize(self._due_look())
 
-    async def try_synchronize(self) -> None:
+    async def try_synchronize(self, look: Look = Look.WHOLE) -> None:
         """Synchronize. Log a failure; the next synchronization tries again."""
         try:
-            await self.synchronize()
+            await self.synchronize(look)
         except TraderError as error:
             log.warning("%s: the comparison with the venue failed and will be retried: %s", self.account_id, error)
             self._failures += 1
@@ -167,8 +197,8 @@ class LiveAccount:
                 "the log has its cause"
             )
 
-    async def synchronize(self) -> None:
-        """Execute exits, book the outcomes of sent orders, and compare the ledger with the venue.
+    async def synchronize(self, look: Look = Look.WHOLE) -> None:
+        """Execute exits, book the outcomes of sent orders, and compare the ledger with the venue unless `look` is none.
 
         Exits come first and again before each other step, and an error of one step, even a bug, stops no other.
 
@@ -177,17 +207,17 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            steps = (
-                self._outbox.resolve,
-                self._outbox.poll,
-                self._cancel_pointless,
-                self._protective_orders.sync,
-                self._book_funding,
-                self._reconciler.compare,
-                self._read_fees,
-            )
+            following = self._outbox.following
+            if look is Look.WHOLE:
+                self._outbox.distrust()
+            steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
+            if look is not Look.NONE:
+                self._looked_at, self._is_hinted = self._synchronized_at, False
+                steps += [self._book_funding, self._reconciler.compare, self._read_fees]
             await run_each(act() for step in steps for act in (self._exits.execute, step))
-            self._failures = 0
+            self._failures = 0 if look is not Look.NONE else self._failures
+            if look is Look.WHOLE:
+                self._whole_at, self._whole_following = self._synchronized_at, following
 
     async def close_unbooked(self) -> dict[str, str]:
         """Close what the venue holds beyond the books. Return the positions that are left, with the reasons.

@@ -8,7 +8,7 @@ ones, and the last part of it only for closing.
 import asyncio
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
@@ -68,14 +68,22 @@ class RequestBudget:
     `per_minute` limits the requests, or their weights if `is_weighted`; `per_kind` the transactions of each kind.
     """
 
-    def __init__(self, per_minute: int, *, per_kind: int, minute_s: float = 60.0) -> None:
+    def __init__(
+        self, per_minute: int, *, per_kind: int, minute_s: float = 60.0, now_s: Callable[[], float] = monotonic
+    ) -> None:
         self.per_minute, self.is_weighted = per_minute, False
+        self._now_s = now_s
         self._per_kind = per_kind
         self._minute_s = minute_s
         self._requests: deque[tuple[float, int]] = deque()
         self._kinds: defaultdict[int, deque[tuple[float, int]]] = defaultdict(deque)
         self._waiting: list[tuple[Priority, int]] = []
         self._numbers = count()
+
+    @property
+    def used_share(self) -> float:
+        """The share of the present minute's allowance that is used."""
+        return self._used() / self.per_minute
 
     async def take(self, weight: int, *, kind: int | None = None) -> None:
         """Wait for the turn of a request, and count it. `kind` is the kind of a transaction.
@@ -95,18 +103,21 @@ class RequestBudget:
                 await asyncio.sleep(_PULSE_S)
         finally:
             self._waiting.remove(ticket)
-        self._requests.append((monotonic(), weight))
+        self._requests.append((self._now_s(), weight))
         if kind is not None:
-            self._kinds[kind].append((monotonic(), weight))
+            self._kinds[kind].append((self._now_s(), weight))
 
     def _fits(self, priority: Priority, weight: int, kind: int | None) -> bool:
-        share, spent = _SHARES[priority], self._recent(self._requests)
-        used = sum(each for _, each in spent) + weight if self.is_weighted else len(spent) + 1
+        share, used = _SHARES[priority], self._used() + (weight if self.is_weighted else 1)
         of_kind = 0 if kind is None else len(self._recent(self._kinds[kind])) + 1
         return used <= share * self.per_minute and of_kind <= share * self._per_kind
 
+    def _used(self) -> int:
+        spent = self._recent(self._requests)
+        return sum(weight for _, weight in spent) if self.is_weighted else len(spent)
+
     def _recent(self, spent: deque[tuple[float, int]]) -> deque[tuple[float, int]]:
-        since_s = monotonic() - self._minute_s * _MARGIN
+        since_s = self._now_s() - self._minute_s * _MARGIN
         while spent and spent[0][0] <= since_s:
             spent.popleft()
         return spent

@@ -11,7 +11,7 @@ guessed: an order whose answer was lost is `Unknown` until the venue shows it or
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -88,8 +88,8 @@ class AccountRecords(Protocol):
         """Return the account's taker and maker fees as fractions of the notional."""
         ...
 
-    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
-        """Return the fills of one order, oldest first, each trade once."""
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
+        """Return the fills of one order, oldest first, each trade once; the pushed ones if they sum up to `filled`."""
         ...
 
     async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
@@ -107,6 +107,24 @@ class VenueAccount(Protocol):
     @property
     def expires_s(self) -> float:
         """Seconds after which the venue certainly no longer executes a sent order."""
+        ...
+
+    @property
+    def following(self) -> int:
+        """The number of the present subscription to pushed changes of the account; 0 while some may be missing."""
+        ...
+
+    @property
+    def look_every(self) -> timedelta:
+        """How often a followed account should be compared, as far as the limits of the venue allow it now."""
+        ...
+
+    def distrust(self) -> None:
+        """Request again what was pushed and may have changed since."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever the venue pushes a change of the account, whose rows its methods then return."""
         ...
 
     @property

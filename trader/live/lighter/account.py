@@ -4,13 +4,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import ClassVar, Final
 
 import msgspec
 
+from trader.core import tasks
 from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
 from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.frames import AccountFrames, AccountStream
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
@@ -26,6 +29,7 @@ log = logging.getLogger("trader.live")
 _PAUSE_S: Final = 0.35
 _ALL_KEYS: Final = 255
 _PROOFS_MAX: Final = 3
+_LOOK_EVERY, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=30), 0.3
 _CLASSIC: Final = 0
 _POWERS: Final = (
     "An API key can do more than trade: withdraw to the owner's address, and transfer to the owner's other accounts. "
@@ -56,15 +60,36 @@ class LighterAccount:
 
     expires_s: ClassVar[float] = TRANSACTION_EXPIRES_S
 
+    api: LighterApi
     transactions: Transactions
     orders: LighterOrders
     records: LighterRecords
+    frames: AccountFrames
+
+    @property
+    def following(self) -> int:
+        """The number of the present subscription to the account; 0 while frames may be missing."""
+        return self.frames.following
+
+    @property
+    def look_every(self) -> timedelta:
+        """How often the account should be compared: rarely once much of the budget is used."""
+        return _LOOK_EVERY if self.api.budget.used_share < _IDLE_SHARE else _LOOK_RARELY
+
+    def distrust(self) -> None:
+        self.frames.distrust()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever the venue pushes a change of the account."""
+        self.frames.listener = wake
 
 
 def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
     """Return the signer's account."""
-    transactions, records = Transactions(api, signer), LighterRecords(api, signer)
-    return LighterAccount(transactions, LighterOrders(api, signer, transactions, records, pause_s=pause_s), records)
+    frames = AccountFrames(signer)
+    transactions, records = Transactions(api, frames), LighterRecords(api, frames)
+    orders = LighterOrders(api, frames, transactions, records, pause_s=pause_s)
+    return LighterAccount(api, transactions, orders, records, frames)
 
 
 class LighterAccounts:
@@ -85,6 +110,8 @@ class LighterAccounts:
         self._api = LighterApi(self.url, budget, pause_s=min(1.0, pause_s * 3))
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
+        self._stream = AccountStream(self._api)
+        self._following: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._proven: set[int] = set()
 
@@ -106,7 +133,10 @@ class LighterAccounts:
             if not self._api.known:
                 await self._api.listings()
             if index not in self._accounts:
-                self._accounts[index] = open_account(self._api, self._signer(index), pause_s=self._pause_s)
+                account = open_account(self._api, self._signer(index), pause_s=self._pause_s)
+                self._accounts[index], self._stream.accounts[index] = account, account.frames
+            if self._following is None:
+                self._following = tasks.keep(self._stream.run, "stream of the accounts")
         return self._accounts[index]
 
     def halt(self) -> None:
@@ -114,9 +144,12 @@ class LighterAccounts:
         for account in self._accounts.values():
             account.transactions.halt()
         self._accounts.clear()
+        self._stream.accounts.clear()
 
     async def close(self) -> None:
         self.halt()
+        await tasks.end(self._following)
+        self._following = None
         for signer in self._signers.values():
             await signer.close()
         self._signers.clear()
@@ -131,16 +164,17 @@ class LighterAccounts:
 async def prove_access(api: LighterApi, signer: Signer) -> None:
     """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
     index, key_index = signer.account_index, signer.key_index
-    parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
     for _ in range(_PROOFS_MAX):  # the SDK asks the venue itself and does not tell a failed request from another key
+        await api.take("apikeys")
+        if await signer.mismatch() is None:
+            break
+        parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
         known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
         if key_index not in known:
             raise StartError(
                 f"The venue has no API key with index {key_index} for account {index}; registered are "
                 f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
             )
-        if await signer.mismatch() is None:
-            break
     else:
         raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")
     accounts = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts

@@ -16,6 +16,7 @@ from trader.live.domain.orders import CLIENT_INDEX_MAX
 from trader.live.domain.protective_orders import worst_price
 from trader.live.lighter.account import prove_access
 from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.records import signed_quantity
 from trader.live.lighter.signer import OrderTerms, Signed, Signer
 from trader.live.lighter.transactions import Transactions
@@ -57,7 +58,7 @@ class LighterCloser:
         self.payloads: dict[str, Any] = {}
         self._api = LighterApi(url, pause_s=pause_s)
         self._signer = signer
-        self._transactions = Transactions(self._api, signer)
+        self._transactions = Transactions(self._api, AccountFrames(signer))
 
     async def prove(self) -> None:
         self._signer.check()
