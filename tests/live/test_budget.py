@@ -1,12 +1,19 @@
 """The budget of requests: what the venue allows is never exceeded, and closing comes first."""
 
 import asyncio
+from contextlib import suppress
+from decimal import Decimal
 
 import pytest
+from support.fake_venue import IDS
+from support.live import add_model, prepared
 
-from trader.core.errors import MarketDataError
+from trader.core.errors import MarketDataError, OrderUndecided
+from trader.database.pool import Database
+from trader.exchange.domain.orders import OrderStatus
 from trader.live.budget import Priority, RequestBudget, spending_as
 
+D = Decimal
 PATIENT_S = 30.0
 
 
@@ -72,3 +79,32 @@ async def test_the_more_urgent_of_those_who_wait_goes_first() -> None:
         await asyncio.sleep(0)
         time.now_s = 100.0
     assert gone == sorted(order)
+
+
+async def test_closing_goes_on_when_the_budget_or_the_quota_of_transactions_leaves_nothing_else(
+    database: Database,
+) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        bench.budget = RequestBudget(60, per_kind=40, now_s=Time())
+        bench.venue.excuse("lag_s", "event_lag_s")
+        await bench.start()
+        await bench.tell()
+        try:
+            assert (await bench.buy("0.05")).status is OrderStatus.FILLED
+            bench.venue.ledger.quota, bench.venue.fill_share = 16, D(0)
+            await bench.buy("0.05")  # it is not filled, and its answer tells the quota
+            bench.venue.fill_share = D(1)
+            answer = await bench.buy("0.03")
+            assert answer.status is OrderStatus.REJECTED
+            assert "are kept for closing" in str(answer.reason)
+            assert (await bench.sell("0.02", reduce_only=True)).status is OrderStatus.FILLED
+            await spend(bench.budget, Priority.CANCEL)
+            answer = await bench.buy("0.03")
+            assert answer.status is OrderStatus.REJECTED
+            assert "leaves nothing for this now" in str(answer.reason)
+            with suppress(OrderUndecided):  # the venue's trades may be read later
+                await bench.sell("0.01", reduce_only=True)
+            assert bench.venue.positions() == {IDS["BTC"]: D("0.02")}
+        finally:
+            await bench.stop()

@@ -7,9 +7,9 @@ from decimal import Decimal
 from time import monotonic
 
 import pytest
-from support.fake_ledger import ACCOUNT
+from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY
 from support.fake_venue import IDS
-from support.live import Bench, add_model, prepared
+from support.live import Bench, PlainSigner, add_model, prepared
 from support.waiting import until
 
 from trader.core.events import MarketChecked
@@ -17,6 +17,9 @@ from trader.core.tasks import end, start
 from trader.database.pool import Database
 from trader.exchange.domain.orders import ExitPlan, OrderStatus
 from trader.live.budget import RequestBudget
+from trader.live.lighter.api import LighterApi
+from trader.live.lighter.frames import CHANNELS, AccountFrames, AccountStream
+from trader.settings.forms import Secret
 
 D = Decimal
 PLAN = ExitPlan(stop=D(93000), target=D(96000))
@@ -29,8 +32,11 @@ async def bench(database: Database) -> AsyncIterator[Bench]:
     async with prepared(database) as bench:
         bench.venue.refuses_streams = False
         await add_model(database, "m0", ACCOUNT)
-        yield bench
-        await bench.stop()
+        try:
+            yield bench
+        finally:
+            if hasattr(bench, "exchange"):
+                await bench.stop()
 
 
 async def test_a_fill_at_the_venue_is_booked_within_a_second_though_requests_show_it_late(bench: Bench) -> None:
@@ -75,6 +81,27 @@ async def test_a_gap_of_the_stream_is_followed_by_reading_everything(bench: Benc
     await bench.cycle(10)
     await bench.cycle(10)
     await bench.agree("m0")
+
+
+async def test_tokens_are_renewed_before_they_end_and_nothing_is_missed_meanwhile(bench: Bench) -> None:
+    api, signer = LighterApi(bench.venue.url, pause_s=0.001), PlainSigner("", ACCOUNT, KEY_INDEX, Secret(PLAIN_KEY))
+    stream, frames = AccountStream(api, renew_s=0.05), AccountFrames(signer)
+    stream.accounts[ACCOUNT] = frames
+    following = start(stream.run(), "stream")
+    try:
+        await until(lambda: frames.following > 0)
+        first = frames.following
+        await until(lambda: frames.following > first + len(CHANNELS))
+        asked = [(each["type"], each["channel"].partition("/")[0]) for each in bench.venue.heard if "channel" in each]
+        assert asked[:4] == [("subscribe", channel) for channel in CHANNELS]
+        assert asked[4:12] == [(kind, channel) for channel in CHANNELS for kind in ("unsubscribe", "subscribe")]
+        bench.venue.frame_fault_share = 0.0
+        bench.venue.trade_by_hand("BTC", "0.01")
+        await until(lambda: frames.trades)
+    finally:
+        await end(following)
+        await signer.close()
+        await api.close()
 
 
 async def test_eight_accounts_trade_within_the_limits_of_a_standard_account(bench: Bench) -> None:

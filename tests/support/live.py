@@ -124,7 +124,7 @@ class PlainSigner:
             if answer.status != 200:
                 raise PlainRefusal(answer.status, text)
             told = orjson.loads(text)
-            return SimpleNamespace(code=told.get("code"), message=told.get("message"))
+            return SimpleNamespace(**{"code": None, "message": None, **told})
 
     async def close(self) -> None:
         await self._http.close()
@@ -227,7 +227,7 @@ class Bench:
     async def follow(self) -> None:
         """Wait until each account is followed on the venue's streams."""
         self.venue.refuses_streams = False
-        while not all([(await self.venue_accounts.account(index)).following for index in self.traded]):
+        while not all([(await self.venue_accounts.account(index)).feed.following for index in self.traded]):
             await asyncio.sleep(0.01)
 
     @property

@@ -14,7 +14,7 @@ Outbox, ledger, exits, protective orders, reconciliation and drift come with the
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from trader.core.errors import StartError
@@ -95,24 +95,22 @@ class TemplateRecords:
         raise NotImplementedError
 
 
+class TemplateFeed:
+    """Leave `following` 0 where the venue pushes nothing about an account: then it is read every few seconds."""
+
+    following = 0
+    listener: Callable[[], None] | None = None
+
+
 class TemplateAccount:
     """One account: its gateway and its records share a connection and a signer."""
 
     expires_s: float = 600.0
-    look_every = timedelta(seconds=10)
-    following = 0
-    """Leave it 0 where the venue pushes nothing about an account: then it is read every few seconds."""
-
-    def distrust(self) -> None:
-        """Do nothing if nothing is pushed."""
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Keep it, and call it for every message about the account."""
-        raise NotImplementedError
 
     def __init__(self) -> None:
         self.orders = TemplateOrders()
         self.records = TemplateRecords()
+        self.feed = TemplateFeed()
 
 
 class TemplateAccounts:
@@ -123,6 +121,7 @@ class TemplateAccounts:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = settings.venue_url or "https://api.venue.example"
         self.default_index = settings.venue_account_index
+        self.budget = RequestBudget(60, per_kind=40)
 
     def prove(self) -> None:
         """Sign a sample order, and compare every signed field with its input."""
@@ -141,11 +140,6 @@ class TemplateAccounts:
         raise NotImplementedError
 
 
-def make_budget() -> RequestBudget:
-    """State the strictest limit until the venue tells the tier."""
-    return RequestBudget(60, per_kind=40)
-
-
 def make_source(
     settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
 ) -> MarketSource:
@@ -153,7 +147,7 @@ def make_source(
     raise NotImplementedError
 
 
-def make_accounts(settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
+def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts; nothing connects yet."""
     return TemplateAccounts(settings)
 

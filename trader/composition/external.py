@@ -27,7 +27,7 @@ from trader.live.venues import VENUES
 from trader.market.sources.recorded import RecordedSource
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows, replayed_rows
+from trader.market.sources.rows import preset_rows, read_rows, replayed_rows, require_rules
 from trader.market.sources.source import MarketSource, Seed, SeededSource
 from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.seasons import require_terms
@@ -63,11 +63,12 @@ def halts_file(dsn: str) -> Path:
 
 async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSystems:
     """Open the market source, the venue and the database, and apply the schema if the database may be written."""
-    budget = VENUES[settings.venue].make_budget()
-    accounts = await _open_venue(settings, stack, budget)
-    source = make_source(settings, budget)
+    accounts = await _open_venue(settings, stack)
+    source = make_source(settings, None if accounts is None else accounts.budget)
     await source.open()
     stack.push_async_callback(source.close)
+    if accounts is not None:
+        require_rules(source.markets, read_rows(settings.markets_file))
     server = None
     if settings.database_url is None:
         if not EMBEDDED_FOLDER.exists():
@@ -187,7 +188,10 @@ async def require_provider_or_model(settings: Settings, database: Database) -> N
 
 
 def make_source(settings: Settings, budget: RequestBudget | None = None) -> MarketSource:
-    """Return the source named by MARKET_SOURCE. Raises `StartError` for an unknown one."""
+    """Return the source named by MARKET_SOURCE. Raises `StartError` for an unknown one.
+
+    `budget` is that of the accounts at the same venue, if there are any.
+    """
     kind, _, place = settings.market_source.partition(":")
     rows = preset_rows(settings.venue_preset, settings.markets_file)
     match kind:
@@ -254,9 +258,7 @@ async def settle_seed(source: MarketSource, database: Database, *, is_written: b
         raise StartError("The database has no seed yet; the first service that may write to it draws one at its start.")
 
 
-async def _open_venue(
-    settings: Settings, stack: AsyncExitStack, budget: RequestBudget | None = None
-) -> VenueAccounts | None:
+async def _open_venue(settings: Settings, stack: AsyncExitStack) -> VenueAccounts | None:
     """Return the accounts at a real venue; None on paper, and for a reader.
 
     Only this function and the composition root know the trading mode.
@@ -265,7 +267,7 @@ async def _open_venue(
     """
     if settings.trading_mode != "live" or settings.role == "reader":
         return None
-    accounts = VENUES[settings.venue].make_accounts(settings, budget)
+    accounts = VENUES[settings.venue].make_accounts(settings)
     stack.push_async_callback(accounts.close)
     accounts.prove()
     require_rehearsal(settings.live_rehearsal, settings.venue, accounts.url, SystemClock().now())

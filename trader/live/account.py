@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Final
 
 import msgspec
@@ -38,20 +37,12 @@ _EXITS_EVERY: Final = timedelta(seconds=2)
 
 _FEES_EVERY: Final = timedelta(hours=1)
 
-_WHOLE_EVERY: Final = timedelta(minutes=5)
-_LOOK_SOON: Final = timedelta(seconds=8)
-"""How often a followed account is compared after frames and while it differs; else as often as the venue allows."""
+_LOOK_SOON, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=30), 0.3
+"""How often a followed account is compared, since pushed changes may get lost: rarely once much of the venue's limit is
+used, unless something was pushed or differs."""
 
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
-
-
-class Look(Enum):
-    """What a synchronization asks the venue for: nothing, what was not pushed, or everything."""
-
-    NONE = "none"
-    LIGHT = "light"
-    WHOLE = "whole"
 
 
 class LiveAccount:
@@ -72,8 +63,8 @@ class LiveAccount:
         self._rules = context.rules
         self._fees_due = context.clock.now()
         self._wake = asyncio.Event()
-        self._synchronized_at = self._looked_at = self._whole_at = context.clock.now()
-        self._whole_following = 0
+        self._synchronized_at = self._looked_at = context.clock.now()
+        self._looked_following = 0
         self._is_hinted = False
         self._failures = 0
         self._accepting: frozenset[str] = frozenset()
@@ -153,15 +144,15 @@ class LiveAccount:
         self._is_hinted = True
         self.wake()
 
-    def _due_look(self) -> Look:
-        """Return what to ask the venue for now: everything, unless it pushes each change and none was missed."""
-        now, following = self._context.clock.now(), self._outbox.following
-        is_known = following and following == self._whole_following
-        if not is_known or interval_elapsed(self._whole_at + _WHOLE_EVERY, _WHOLE_EVERY, now):
-            return Look.WHOLE
+    def _is_look_due(self) -> bool:
+        """Return whether to ask the venue: always, unless it pushes each change and none was missed."""
+        feed = self._outbox.feed
+        if feed is None or not feed.following or feed.following != self._looked_following:
+            return True
         is_open = self._is_hinted or self.trouble is not None or not self._reconciler.agrees
-        every = _LOOK_SOON if is_open else self._outbox.look_every
-        return Look.LIGHT if interval_elapsed(self._looked_at + every, every, now) else Look.NONE
+        is_idle = self._context.venue.budget.used_share < _IDLE_SHARE
+        every = _LOOK_SOON if is_open or is_idle else _LOOK_RARELY
+        return interval_elapsed(self._looked_at + every, every, self._context.clock.now())
 
     def wake(self) -> None:
         """Request a synchronization soon."""
@@ -178,12 +169,12 @@ class LiveAccount:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self.try_synchronize(self._due_look())
+            await self.try_synchronize(looks=self._is_look_due())
 
-    async def try_synchronize(self, look: Look = Look.WHOLE) -> None:
+    async def try_synchronize(self, *, looks: bool = True) -> None:
         """Synchronize. Log a failure; the next synchronization tries again."""
         try:
-            await self.synchronize(look)
+            await self.synchronize(looks=looks)
         except TraderError as error:
             log.warning("%s: the comparison with the venue failed and will be retried: %s", self.account_id, error)
             self._failures += 1
@@ -197,8 +188,8 @@ class LiveAccount:
                 "the log has its cause"
             )
 
-    async def synchronize(self, look: Look = Look.WHOLE) -> None:
-        """Execute exits, book the outcomes of sent orders, and compare the ledger with the venue unless `look` is none.
+    async def synchronize(self, *, looks: bool = True) -> None:
+        """Execute exits, book the outcomes of sent orders, and, if it looks, compare the ledger with the venue.
 
         Exits come first and again before each other step, and an error of one step, even a bug, stops no other.
 
@@ -207,17 +198,14 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            following = self._outbox.following
-            if look is Look.WHOLE:
-                self._outbox.distrust()
+            following = 0 if self._outbox.feed is None else self._outbox.feed.following
             steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
-            if look is not Look.NONE:
+            if looks:
                 self._looked_at, self._is_hinted = self._synchronized_at, False
                 steps += [self._book_funding, self._reconciler.compare, self._read_fees]
             await run_each(act() for step in steps for act in (self._exits.execute, step))
-            self._failures = 0 if look is not Look.NONE else self._failures
-            if look is Look.WHOLE:
-                self._whole_at, self._whole_following = self._synchronized_at, following
+            if looks:
+                self._failures, self._looked_following = 0, following
 
     async def close_unbooked(self) -> dict[str, str]:
         """Close what the venue holds beyond the books. Return the positions that are left, with the reasons.

@@ -41,7 +41,7 @@ _FIRST_SYNCHRONIZATION_S: Final = 30.0
 """How long an account's first synchronization may delay the start; the account opens nothing until one succeeds."""
 
 _START_PATIENCE_S: Final = 65.0
-"""How long a request at the start may wait for its turn: the limits of the venue may suffice for a few accounts only."""
+"""How long a request at the start may wait for its turn: what a minute allows may suffice for a few accounts only."""
 
 _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 

@@ -34,7 +34,7 @@ from trader.live.domain.orders import (
 from trader.live.domain.protective_orders import CAUSES, reachable_price
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.ledger import AccountLedger, LiveContext, run_each
-from trader.live.venue import AccountRecords, VenueAccount
+from trader.live.venue import AccountFeed, AccountRecords, VenueAccount
 from trader.market.domain.markets import Quote
 
 log = logging.getLogger("trader.live")
@@ -99,18 +99,9 @@ class Outbox:
         return "; ".join(texts) or None
 
     @property
-    def following(self) -> int:
-        """The number of the present subscription; 0 while pushed changes may be missing."""
-        return 0 if self._venue is None else self._venue.following
-
-    def distrust(self) -> None:
-        """As `VenueAccount.distrust`."""
-        self._account.distrust()
-
-    @property
-    def look_every(self) -> timedelta:
-        """How often a followed account should be compared: pushed changes may get lost."""
-        return self._account.look_every
+    def feed(self) -> AccountFeed | None:
+        """What the venue pushes about the account; None before the first `refresh`."""
+        return None if self._venue is None else self._venue.feed
 
     @property
     def records(self) -> AccountRecords:
@@ -142,7 +133,7 @@ class Outbox:
         account = await self._context.venue.account(self._account_index)
         self._ledger.require_term()  # an account halted at the end of the term has just been reopened
         self._venue = account
-        account.listen(self._wake)
+        account.feed.listener = self._wake
 
     async def report(self) -> VenueReport:
         """Return everything that the venue holds for the account. Raise `MarketDataError`."""

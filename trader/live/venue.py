@@ -11,7 +11,7 @@ guessed: an order whose answer was lost is `Unknown` until the venue shows it or
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -101,6 +101,16 @@ class AccountRecords(Protocol):
         ...
 
 
+class AccountFeed(Protocol):
+    """What the venue pushes about one account: the methods that read return its rows without a request.
+
+    `following` numbers the present subscription; 0 while something may be missing. `listener` is told of any change.
+    """
+
+    following: int
+    listener: Callable[[], None] | None
+
+
 class VenueAccount(Protocol):
     """One account at the venue."""
 
@@ -110,22 +120,7 @@ class VenueAccount(Protocol):
         ...
 
     @property
-    def following(self) -> int:
-        """The number of the present subscription to pushed changes of the account; 0 while some may be missing."""
-        ...
-
-    @property
-    def look_every(self) -> timedelta:
-        """How often a followed account should be compared, as far as the limits of the venue allow it now."""
-        ...
-
-    def distrust(self) -> None:
-        """Request again what was pushed and may have changed since."""
-        ...
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever the venue pushes a change of the account, whose rows its methods then return."""
-        ...
+    def feed(self) -> AccountFeed: ...
 
     @property
     def orders(self) -> OrderGateway: ...
@@ -140,6 +135,11 @@ class VenueAccounts(Protocol):
     @property
     def url(self) -> str:
         """The address that receives orders. The database records it: its books belong to one venue."""
+        ...
+
+    @property
+    def budget(self) -> RequestBudget:
+        """The budget from which every request is taken."""
         ...
 
     @property
@@ -216,17 +216,16 @@ class VenuePackage(Protocol):
     ADDRESS: str
     TESTNET: str
 
-    def make_budget(self) -> RequestBudget:
-        """Return the budget of this address, which prices and accounts share."""
-        ...
-
     def make_source(
         self, settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
     ) -> MarketSource:
-        """Return the source of the venue's prices. `rows` holds the markets with known depth."""
+        """Return the source of the venue's prices, which takes its requests from the budget of the accounts.
+
+        `rows` holds the markets with known depth.
+        """
         ...
 
-    def make_accounts(self, settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
+    def make_accounts(self, settings: Settings) -> VenueAccounts:
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
         ...
 

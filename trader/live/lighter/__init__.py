@@ -13,7 +13,6 @@ from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
-from trader.live.lighter.api import make_budget as make_budget
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.lighter.signer import LighterSigner
 from trader.live.lighter.source import VenueSource
@@ -40,9 +39,9 @@ def make_source(
     )
 
 
-def make_accounts(settings: Settings, budget: RequestBudget | None = None) -> VenueAccounts:
+def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts at Lighter. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
-    return LighterAccounts(settings, budget)
+    return LighterAccounts(settings)
 
 
 def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:

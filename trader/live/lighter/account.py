@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import ClassVar, Final
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from trader.core import tasks
 from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
-from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.api import LighterApi, VenueRefusal, venue_address
 from trader.live.lighter.frames import AccountFrames, AccountStream
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
@@ -29,8 +28,8 @@ log = logging.getLogger("trader.live")
 _PAUSE_S: Final = 0.35
 _ALL_KEYS: Final = 255
 _PROOFS_MAX: Final = 3
-_LOOK_EVERY, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=30), 0.3
 _CLASSIC: Final = 0
+_NO_ACCOUNT: Final = 21100
 _POWERS: Final = (
     "An API key can do more than trade: withdraw to the owner's address, and transfer to the owner's other accounts. "
     "Keep in these accounts only what is traded."
@@ -60,28 +59,10 @@ class LighterAccount:
 
     expires_s: ClassVar[float] = TRANSACTION_EXPIRES_S
 
-    api: LighterApi
     transactions: Transactions
     orders: LighterOrders
     records: LighterRecords
-    frames: AccountFrames
-
-    @property
-    def following(self) -> int:
-        """The number of the present subscription to the account; 0 while frames may be missing."""
-        return self.frames.following
-
-    @property
-    def look_every(self) -> timedelta:
-        """How often the account should be compared: rarely once much of the budget is used."""
-        return _LOOK_EVERY if self.api.budget.used_share < _IDLE_SHARE else _LOOK_RARELY
-
-    def distrust(self) -> None:
-        self.frames.distrust()
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever the venue pushes a change of the account."""
-        self.frames.listener = wake
+    feed: AccountFrames
 
 
 def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
@@ -89,7 +70,7 @@ def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterA
     frames = AccountFrames(signer)
     transactions, records = Transactions(api, frames), LighterRecords(api, frames)
     orders = LighterOrders(api, frames, transactions, records, pause_s=pause_s)
-    return LighterAccount(api, transactions, orders, records, frames)
+    return LighterAccount(transactions, orders, records, frames)
 
 
 class LighterAccounts:
@@ -108,6 +89,7 @@ class LighterAccounts:
         self._make_signer = make_signer
         self._pause_s = pause_s
         self._api = LighterApi(self.url, budget, pause_s=min(1.0, pause_s * 3))
+        self.budget = self._api.budget
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
         self._stream = AccountStream(self._api)
@@ -134,7 +116,7 @@ class LighterAccounts:
                 await self._api.listings()
             if index not in self._accounts:
                 account = open_account(self._api, self._signer(index), pause_s=self._pause_s)
-                self._accounts[index], self._stream.accounts[index] = account, account.frames
+                self._accounts[index], self._stream.accounts[index] = account, account.feed
             if self._following is None:
                 self._following = tasks.keep(self._stream.run, "stream of the accounts")
         return self._accounts[index]
@@ -164,10 +146,23 @@ class LighterAccounts:
 async def prove_access(api: LighterApi, signer: Signer) -> None:
     """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
     index, key_index = signer.account_index, signer.key_index
+    try:
+        (account,) = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
+    except VenueRefusal as error:
+        if error.code != _NO_ACCOUNT:
+            raise
+        raise StartError(f"The venue has no account {index}: correct VENUE_ACCOUNT_INDEX or the model's.") from error
+    except ValueError as error:
+        raise StartError(f"The venue does not show one account with index {index}.") from error
+    if account.account_trading_mode != _CLASSIC:
+        raise StartError(
+            f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
+            "the classic mode there: the books know no other."
+        )
     for _ in range(_PROOFS_MAX):  # the SDK asks the venue itself and does not tell a failed request from another key
         await api.take("apikeys")
         if await signer.mismatch() is None:
-            break
+            return
         parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
         known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
         if key_index not in known:
@@ -175,11 +170,4 @@ async def prove_access(api: LighterApi, signer: Signer) -> None:
                 f"The venue has no API key with index {key_index} for account {index}; registered are "
                 f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
             )
-    else:
-        raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")
-    accounts = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
-    if any(account.account_trading_mode != _CLASSIC for account in accounts):
-        raise StartError(
-            f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
-            "the classic mode there: the books know no other."
-        )
+    raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")

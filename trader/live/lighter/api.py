@@ -149,11 +149,6 @@ def code_of(body: bytes | str | None) -> int:
         return 0
 
 
-def make_budget(minute_s: float = 60.0) -> RequestBudget:
-    """Return the budget of one address, as for a standard account until `LighterApi.use_tier`."""
-    return RequestBudget(_STANDARD_REQUESTS, per_kind=_TRANSACTIONS_OF_A_KIND, minute_s=minute_s)
-
-
 def venue_address(settings: Settings) -> str:
     """Return the base address of the venue."""
     return settings.venue_url or ADDRESS
@@ -165,7 +160,9 @@ class LighterApi:
     def __init__(self, base_url: str, budget: RequestBudget | None = None, *, pause_s: float = _PAUSE_S) -> None:
         """Share `budget` with the others who ask this address. `pause_s` scales all waiting, the minute included."""
         self.base_url = base_url
-        self.budget = budget or make_budget(60 * pause_s / _PAUSE_S)
+        self.budget = budget or RequestBudget(
+            _STANDARD_REQUESTS, per_kind=_TRANSACTIONS_OF_A_KIND, minute_s=60 * pause_s / _PAUSE_S
+        )
         self.has_quota = False
         """Whether the accounts' transactions are limited by their volume."""
 

@@ -6,11 +6,11 @@ so. It proves nothing by its absence: frames may be lost, so what is missing her
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -26,9 +26,13 @@ CHANNELS: Final = ("account_all_orders", "account_all_trades", "account_all_posi
 RENEW_S: Final = 480.0
 """Subscribe again with a new token this often: a token lasts ten minutes."""
 
+_CHECKED_S: Final = 300.0
+"""How long pushed orders are trusted without requesting the active ones."""
+
 _LAG_S: Final = 12.0
 """How old what a request returns may be."""
 
+_NEVER_S: Final = float("-inf")
 _RETRY_S: Final = 30.0
 _PULSE_S: Final = 1.0
 _HEARTBEAT_S: Final = 15.0
@@ -50,11 +54,6 @@ class _Frame(msgspec.Struct):
 _FRAME: Final = msgspec.json.Decoder(_Frame)
 
 
-class _Known(NamedTuple):
-    row: OrderRow
-    at_s: float
-
-
 class AccountFrames:
     """What is known of one account from frames, and from requests for its orders.
 
@@ -68,39 +67,36 @@ class AccountFrames:
         self.following = 0
         self.renew_s = 0.0
         self.listener: Callable[[], None] | None = None
-        self._orders: dict[int, _Known] = {}
-        self._is_checked, self._distrusted_s = False, 0.0
+        self._orders: dict[int, OrderRow] = {}
+        self._checked_s = self._distrusted_s = _NEVER_S
         self._changed = asyncio.Event()
         self._awaited: set[str] = set()
 
     def order(self, client_index: int) -> OrderRow | None:
         """Return an order that needs no request: one that ended, or one that is followed and was shown lately."""
-        known = next((each for each in self._orders.values() if each.row.client_order_index == client_index), None)
-        if known is None or not (known.row.is_final or self.following):
-            return None
-        return known.row if known.row.is_final or self._is_checked or known.at_s > self._distrusted_s else None
+        row = next((each for each in self._orders.values() if each.client_order_index == client_index), None)
+        if row is None or row.is_final or self._is_current() or (self.following and row.seen_s > self._distrusted_s):
+            return row
+        return None
 
     def transaction(self, attempt: str) -> Transaction | None:
         """Return a transaction that was executed or refused, by its hash."""
         return self.transactions.get(key_of(attempt.partition(":")[2]))
 
     def standing(self) -> list[OrderRow] | None:
-        """Return the active orders, or None when they must be requested."""
-        is_current = self.following and self._is_checked
-        return [each.row for each in self._orders.values() if each.row.is_standing] if is_current else None
+        """Return the standing orders, or None when they must be requested."""
+        return [row for row in self._orders.values() if row.is_standing] if self._is_current() else None
 
     def learn(self, rows: Iterable[OrderRow]) -> list[OrderRow]:
         """Remember orders, unless newer states of them are known. Return the newest states."""
         newest = []
         for row in rows:
             known = self._orders.pop(row.order_index, None)
-            if known is None or known.row.age < row.age:
-                known = _Known(row, monotonic())
+            if known is None or known.age < row.age:
+                known, row.seen_s = row, monotonic()
             self._orders[row.order_index] = known
-            newest.append(known.row)
-        ended = [index for index, known in self._orders.items() if known.row.is_final]
-        for index in ended[: max(0, len(ended) - _ROWS_MAX)]:
-            del self._orders[index]
+            newest.append(known)
+        _shorten(self._orders, [index for index, row in self._orders.items() if row.is_final])
         return newest
 
     def check(self, active: Iterable[OrderRow]) -> list[OrderRow]:
@@ -108,11 +104,11 @@ class AccountFrames:
         rows, now_s = self.learn(active), monotonic()
         shown = {row.order_index for row in rows}
         self._orders = {
-            index: known
-            for index, known in self._orders.items()
-            if index in shown or known.row.is_final or now_s - known.at_s < _LAG_S
+            index: row
+            for index, row in self._orders.items()
+            if index in shown or row.is_final or now_s - row.seen_s < _LAG_S
         }
-        self._is_checked = True
+        self._checked_s = now_s
         return rows
 
     async def change(self, seconds: float) -> None:
@@ -123,18 +119,17 @@ class AccountFrames:
                 await self._changed.wait()
 
     def subscribe(self, awaited: Iterable[str]) -> None:
-        """Begin a subscription: it is complete when each channel has answered with its snapshot."""
+        """Begin a subscription: it is complete when each channel has answered with its snapshot.
+
+        Until the active orders are requested again, only those are trusted that are pushed from now on.
+        """
         self._awaited, self.following = set(awaited), 0
-        self.distrust()
+        self._checked_s, self._distrusted_s = _NEVER_S, monotonic()
 
     def lose(self) -> None:
         """Note that frames may be missing from now on."""
-        self.following, self.renew_s = 0, 0.0
-        self.distrust()
-
-    def distrust(self) -> None:
-        """Have the orders that may have changed since they were pushed requested again."""
-        self._is_checked, self._distrusted_s = False, monotonic()
+        self.subscribe(())
+        self.renew_s = 0.0
 
     def receive(self, frame: _Frame, number: int) -> None:
         """Take a frame in. `number` names the subscription if this one completes it."""
@@ -142,8 +137,8 @@ class AccountFrames:
         self.trades |= {row.trade_id: row for rows in (frame.trades or {}).values() for row in rows}
         ended = [each for each in frame.txs or () if each.is_failed or each.is_executed]
         self.transactions |= {each.key: each for each in ended}
-        _shorten(self.trades)
-        _shorten(self.transactions)
+        _shorten(self.trades, self.trades)
+        _shorten(self.transactions, self.transactions)
         kind, _, channel = frame.type.partition("/")
         if kind == "subscribed" and channel in self._awaited:
             self._awaited.remove(channel)
@@ -152,9 +147,13 @@ class AccountFrames:
         if self.listener is not None:
             self.listener()
 
+    def _is_current(self) -> bool:
+        return bool(self.following) and monotonic() - self._checked_s < _CHECKED_S
 
-def _shorten(rows: dict[Any, Any]) -> None:
-    for key in list(rows)[: max(0, len(rows) - _ROWS_MAX)]:
+
+def _shorten(rows: dict[Any, Any], ended: Collection[Any]) -> None:
+    """Forget the oldest of the rows that ended."""
+    for key in list(ended)[: max(0, len(ended) - _ROWS_MAX)]:
         del rows[key]
 
 

@@ -36,6 +36,7 @@ _PAUSE_S: Final = 0.35
 
 _TRIES_MAX: Final = 10
 _PUSHED_TRIES: Final = 5
+_LOOK_PATIENCE_S: Final = 0.5
 _RESENDS_MAX: Final = 3
 _RESOLVE_TRIES: Final = 2
 _ENDED_WAITING: Final = ("canceled", "canceled-reduce-only", "canceled-expired", "canceled-oco", "canceled-child",
@@ -122,14 +123,8 @@ class LighterOrders:
             await self.pause()
         return Unknown("the venue does not show yet that it is canceled")
 
-    async def find(self, client_index: int, *, asks: bool = True) -> VenueOrderState | None:
-        """Return the venue's state of one of our orders, or None if unknown there; unless `asks`, by frames only.
-
-        :raises MarketDataError: the venue does not answer
-        """
-        if not asks:
-            pushed = self._frames.order(client_index)
-            return None if pushed is None else self._state(pushed)
+    async def find(self, client_index: int) -> VenueOrderState | None:
+        """Return the venue's state of one of our orders, or None if unknown there. Raise `MarketDataError`."""
         return (await self.find_all([client_index])).get(client_index)
 
     async def find_all(self, client_indexes: Collection[int]) -> dict[int, VenueOrderState]:
@@ -170,7 +165,7 @@ class LighterOrders:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
                 return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
-            with spending_as(Priority.READ):  # the reserve is for sending
+            with spending_as(_priority(order), _LOOK_PATIENCE_S):
                 return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")
 
@@ -184,11 +179,13 @@ class LighterOrders:
         is_lost = answer.is_taken is None
         pushed = _PUSHED_TRIES if self._frames.following and answer.is_taken else 0
         for tried in range(_TRIES_MAX if expires_at is None else _RESOLVE_TRIES):
-            asks = tried >= pushed
+            if tried < pushed and not (self._frames.order(order.client_index) or self._frames.transaction(attempt)):
+                await self.pause()
+                continue
             try:
-                if (state := await self.find(order.client_index, asks=asks)) is not None:
+                if (state := await self.find(order.client_index)) is not None:
                     return Placed(state)
-                sent = await self._transactions.find(attempt, asks=asks)
+                sent = await self._transactions.find(attempt)
                 if sent is not None and (outcome := await self._outcome(order, attempt, sent)) is not None:
                     return outcome
                 if sent is None and expires_at is not None and (self._api.answered_at or expires_at) > expires_at:
@@ -236,10 +233,11 @@ class LighterOrders:
     async def _was_decided(self, attempt: str, client_index: int) -> bool:
         """Wait until the venue has executed or refused a cancellation. Raise `MarketDataError`."""
         for tried in range(_TRIES_MAX):
-            asks = not self._frames.following or tried >= _PUSHED_TRIES
-            sent = await self._transactions.find(attempt, asks=asks)
-            if sent is not None and (sent.is_executed or sent.is_failed):
-                return sent.is_of(attempt, cancels=client_index)
+            is_pushed = self._frames.transaction(attempt) is not None
+            if is_pushed or tried >= _PUSHED_TRIES or not self._frames.following:
+                sent = await self._transactions.find(attempt)
+                if sent is not None and (sent.is_executed or sent.is_failed):
+                    return sent.is_of(attempt, cancels=client_index)
             await self.pause()
         return False
 

@@ -15,7 +15,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class OrderRow(msgspec.Struct):
-    """An order as the venue shows it. `updated_at` is in milliseconds."""
+    """An order as the venue shows it, changed last at `updated_at` (milliseconds); `seen_s` says when that arrived."""
 
     order_index: int
     client_order_index: int
@@ -25,6 +25,7 @@ class OrderRow(msgspec.Struct):
     type: str = ""
     trigger_price: Decimal = ZERO
     updated_at: int = 0
+    seen_s: float = 0.0
 
     @property
     def is_final(self) -> bool:

@@ -91,13 +91,13 @@ class Transactions:
         }
         return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
 
-    async def find(self, attempt: str, *, asks: bool = True) -> Transaction | None:
-        """Return what became of a transaction, or None while that is unknown; unless `asks`, by frames only.
+    async def find(self, attempt: str) -> Transaction | None:
+        """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
 
         If the venue does not know its hash, another that used its nonce up, executed or refused by the sequencer: then
-        it can never be executed. Raise `MarketDataError`.
+        it can never be executed.
         """
-        if (pushed := self._frames.transaction(attempt)) is not None or not asks:
+        if (pushed := self._frames.transaction(attempt)) is not None:
             return pushed
         nonce, _, digest = attempt.partition(":")
         try:

@@ -136,6 +136,17 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
+def require_rules(listed: Mapping[str, Market], rows: Mapping[str, SimulatedMarket]) -> None:
+    """Raise `StartError` when the venue lists a market with another tick or lot than its row in MARKETS_FILE."""
+    for symbol in listed.keys() & rows.keys():
+        ours, theirs = rows[symbol].rules, listed[symbol]
+        if (ours.tick, ours.lot) != (theirs.tick, theirs.lot):
+            raise StartError(
+                f"The venue lists {symbol} with a tick of {theirs.tick} and a lot of {theirs.lot}; MARKETS_FILE says "
+                f"{ours.tick} and {ours.lot}. Correct the file: orders would be decided by rules that do not hold."
+            )
+
+
 PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.4}
 """The most that drawn paths give away to a trade within a minute, beyond the spread, in basis points: the boosted
 model of `scripts/benchmark fidelity` earns less on average in its best twentieth of moments, January 2025."""
