@@ -6,11 +6,11 @@ from decimal import Decimal
 
 import pytest
 from support.fake_venue import IDS
-from support.live import add_model, prepared
+from support.live import add_model, prepared, trading
 
 from trader.core.errors import MarketDataError, OrderUndecided
 from trader.database.pool import Database
-from trader.exchange.domain.orders import OrderStatus
+from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.live.budget import Priority, RequestBudget, spending_as
 
 D = Decimal
@@ -108,3 +108,20 @@ async def test_closing_goes_on_when_the_budget_or_the_quota_of_transactions_leav
             assert bench.venue.positions() == {IDS["BTC"]: D("0.02")}
         finally:
             await bench.stop()
+
+
+async def test_an_order_that_opens_leaves_room_for_stops_among_the_orders_that_the_venue_allows(
+    database: Database,
+) -> None:
+    async with trading(database) as bench:
+        bench.venue.excuse("lag_s", "event_lag_s", "is_limited")
+        budget = bench.venue_accounts.budget
+        assert budget.orders == (1500, 1000, 500, 16)  # of the account's tier
+        budget.orders = budget.orders._replace(waiting_per_market=10)
+        plan, answers = ExitPlan(stop=D(80000), target=D(99000)), []
+        for number in range(4):
+            limit = {"type": OrderType.LIMIT, "limit_price": D(90000 - 10 * number), "exit_plan": plan}
+            answers.append(await bench.buy("0.01", **limit))
+        assert [answer.status for answer in answers] == [OrderStatus.RESTING] * 3 + [OrderStatus.REJECTED]
+        assert "might not get its stop" in str(answers[-1].reason)
+        assert (await bench.buy("0.3", symbol="ETH")).status is OrderStatus.FILLED

@@ -41,6 +41,9 @@ _LOOK_SOON, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=
 """How often a followed account is compared, since pushed changes may get lost: rarely once much of the venue's limit is
 used, unless something was pushed or differs."""
 
+_ORDERS_KEPT: Final = 5
+"""Room for an entry with its stop and target, and for a stop and target that replace others."""
+
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
 
@@ -279,12 +282,27 @@ class LiveAccount:
                 return f"an earlier order of {min(unknown)} is not decided yet; nothing else opens until it is"
             if self.trouble is not None:
                 return f"the account is stopped, only reducing is allowed: {self.trouble}"
+            if self._is_full(order.symbol):
+                return (
+                    f"so many orders stand at the venue that {order.symbol} might not get its stop; cancel some first"
+                )
             if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
                 return halted
         moment = Moment(now, context.market.quotes(), context.market.marks)
         trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate)
         (answer,) = trial.answers
         return answer.reason if answer.status is OrderStatus.REJECTED else None
+
+    def _refusal_by_limits(self, symbol: str) -> str | None:
+        """Return why an order that opens, with its stop and target, might meet the venue's limits of orders."""
+        limits, here = self._context.venue.budget.orders, [sent for sent in self.sent if sent.symbol == symbol]
+        if limits is None:
+            return None
+        waiting, waiting_here = ([sent for sent in some if sent.is_protective] for some in (self.sent, here))
+        counts = (len(self.sent), len(here), len(waiting), len(waiting_here))
+        if all(count + _ORDERS_KEPT <= most for count, most in zip(counts, limits, strict=True)):
+            return None
+        return f"so many orders stand at the venue that {symbol} might not get its stop; cancel some first"
 
     async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
         posting = await self._ledger.commit(

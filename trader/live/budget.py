@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from enum import IntEnum
 from itertools import count
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from trader.core.errors import MarketDataError
 
@@ -62,11 +62,23 @@ def present_priority() -> Priority:
     return _SPENDING.get()[0]
 
 
+class OrderLimits(NamedTuple):
+    """How many orders may stand at the venue, and how many of them may wait for a trigger."""
+
+    per_account: int
+    per_market: int
+    waiting: int
+    waiting_per_market: int
+
+
 class RequestBudget:
     """What one address may ask of the venue within a minute of `minute_s` seconds.
 
-    `per_minute` limits the requests, or their weights if `is_weighted`; `per_kind` the transactions of each kind.
+    `per_minute` limits the requests, or their weights if `is_weighted`; `per_kind` the transactions of each kind;
+    `orders` the standing orders of each account, if they are limited.
     """
+
+    orders: OrderLimits | None = None
 
     def __init__(
         self, per_minute: int, *, per_kind: int, minute_s: float = 60.0, now_s: Callable[[], float] = monotonic

@@ -19,7 +19,7 @@ import msgspec
 
 from trader.core.clock import EPOCH, epoch_second, moment_of
 from trader.core.errors import MarketDataError
-from trader.live.budget import RequestBudget
+from trader.live.budget import OrderLimits, RequestBudget
 from trader.live.lighter.book import BookChange, LevelChange
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.settings.settings import Settings
@@ -52,6 +52,8 @@ _WEIGHT: Final = 300
 """The weight of any other request. Of `trades`, the venue has stated several: this is the greatest."""
 
 _TRANSACTIONS_OF_A_KIND: Final = 40
+_STANDARD_ORDERS: Final = OrderLimits(250, 30, 50, 10)
+_ORDERS: Final = {"plus": OrderLimits(750, 250, 50, 10), "premium": OrderLimits(1500, 1000, 500, 16)}
 _STANDARD_REQUESTS: Final = 60
 _OTHER_WEIGHTS: Final = 24_000
 """What a rolling minute allows: requests to a standard account, weights to another."""
@@ -189,6 +191,7 @@ class LighterApi:
         """Adapt the budget to the tier of the accounts."""
         self.has_quota = name == "premium"
         self.budget.is_weighted = name != "standard"
+        self.budget.orders = _ORDERS.get(name, _STANDARD_ORDERS)
         self.budget.per_minute = _OTHER_WEIGHTS if self.budget.is_weighted else _STANDARD_REQUESTS
 
     async def listings(self) -> Mapping[str, Listing]:
