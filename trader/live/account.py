@@ -282,12 +282,9 @@ class LiveAccount:
                 return f"an earlier order of {min(unknown)} is not decided yet; nothing else opens until it is"
             if self.trouble is not None:
                 return f"the account is stopped, only reducing is allowed: {self.trouble}"
-            if self._is_full(order.symbol):
-                return (
-                    f"so many orders stand at the venue that {order.symbol} might not get its stop; cancel some first"
-                )
-            if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
-                return halted
+            refusal = self._refusal_by_limits(order.symbol) or context.halts.refusal_to_open(self.account_id)
+            if refusal is not None:
+                return refusal
         moment = Moment(now, context.market.quotes(), context.market.marks)
         trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate)
         (answer,) = trial.answers
