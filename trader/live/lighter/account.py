@@ -12,7 +12,7 @@ from trader.core import tasks
 from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
 from trader.live.lighter.api import LighterApi, VenueRefusal, venue_address
-from trader.live.lighter.frames import AccountFrames, AccountStream
+from trader.live.lighter.frames import LAG_S, AccountFrames, AccountStream
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
@@ -66,8 +66,8 @@ class LighterAccount:
 
 
 def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
-    """Return the signer's account."""
-    frames = AccountFrames(signer)
+    """Return the signer's account. `pause_s` scales all waiting."""
+    frames = AccountFrames(signer, lag_s=LAG_S * pause_s / _PAUSE_S)
     transactions, records = Transactions(api, frames), LighterRecords(api, frames)
     orders = LighterOrders(api, frames, transactions, records, pause_s=pause_s)
     return LighterAccount(transactions, orders, records, frames)

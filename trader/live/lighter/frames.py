@@ -26,11 +26,11 @@ CHANNELS: Final = ("account_all_orders", "account_all_trades", "account_all_posi
 RENEW_S: Final = 480.0
 """Subscribe again with a new token this often: a token lasts ten minutes."""
 
-_CHECKED_S: Final = 300.0
-"""How long pushed orders are trusted without requesting the active ones."""
-
-_LAG_S: Final = 12.0
+LAG_S: Final = 12.0
 """How old what a request returns may be."""
+
+_CHECKED_LAGS: Final = 25
+"""For how many lags, five minutes, pushed orders are trusted without requesting the active ones."""
 
 _NEVER_S: Final = float("-inf")
 _RETRY_S: Final = 30.0
@@ -60,8 +60,9 @@ class AccountFrames:
     `following` numbers the present subscription, of which nothing is missing yet; 0 while there is none.
     """
 
-    def __init__(self, signer: Signer) -> None:
+    def __init__(self, signer: Signer, *, lag_s: float = LAG_S) -> None:
         self.signer = signer
+        self._lag_s = lag_s
         self.trades: dict[int, TradeRow] = {}
         self.transactions: dict[str, Transaction] = {}
         self.following = 0
@@ -106,7 +107,7 @@ class AccountFrames:
         self._orders = {
             index: row
             for index, row in self._orders.items()
-            if index in shown or row.is_final or now_s - row.seen_s < _LAG_S
+            if index in shown or row.is_final or now_s - row.seen_s < self._lag_s
         }
         self._checked_s = now_s
         return rows
@@ -148,7 +149,7 @@ class AccountFrames:
             self.listener()
 
     def _is_current(self) -> bool:
-        return bool(self.following) and monotonic() - self._checked_s < _CHECKED_S
+        return bool(self.following) and monotonic() - self._checked_s < _CHECKED_LAGS * self._lag_s
 
 
 def _shorten(rows: dict[Any, Any], ended: Collection[Any]) -> None:
