@@ -146,7 +146,7 @@ class Transactions:
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
             return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
         quota = getattr(answer, "volume_quota_remaining", None)
-        self._quota = (monotonic(), quota) if isinstance(quota, int) and self._api.has_quota else None
+        self._quota = (monotonic() + _QUOTA_KNOWN_S, quota) if isinstance(quota, int) and self._api.has_quota else None
         # The SDK does not check that an answer is complete.
         known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
         return _judge(_OK, msgspec.json.encode(known))
@@ -158,8 +158,8 @@ class Transactions:
         """
         if self._quota is None:
             return
-        told_at, left = self._quota
-        if 0 <= left < _QUOTA_LEAST.get(present_priority(), 0) and monotonic() < told_at + _QUOTA_KNOWN_S:
+        until_s, left = self._quota
+        if 0 <= left < _QUOTA_LEAST.get(present_priority(), 0) and monotonic() < until_s:
             raise MarketDataError(f"the venue's quota has {left} transactions left, which are kept for closing")
 
 
