@@ -6,7 +6,7 @@ block.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -77,21 +77,29 @@ class Schedule:
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
 
-    async def run(self) -> None:
-        doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
+    @property
+    def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
+        """What may happen, with its weight."""
+        return (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
             (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
             (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1), (self.streams, 4),
         )  # fmt: skip
-        kinds, weights = zip(*doings, strict=True)
+
+    async def run(self) -> None:
+        kinds, weights = zip(*self.doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
             self.break_things()
             doing = self.random.choices(kinds, weights)[0]
             self.told.append(doing.__name__)
             with suppress(TraderError):  # an unknown answer, or an unreachable venue, which later actions must handle
                 await doing()
+            await self.pass_after()
             if self.random.random() < 0.5:
                 self.venue.deliver()
+
+    async def pass_after(self) -> None:
+        """Let no time pass after an action."""
 
     def break_things(self) -> None:
         random, venue = self.random, self.venue
@@ -327,20 +335,15 @@ class Watched(Schedule):
         self.since: dict[tuple[str, str], datetime] = {}
         self.is_faulty = True
 
-    async def run(self) -> None:
-        doings = (
+    @property
+    def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
+        return (
             (self.order, 8), (self.limit, 2), (self.plan, 4), (self.move, 4), (self.hand, 1), (self.liquidation, 2),
             (self.outage, 1), (self.nonce, 1), (self.power_cut, 2), (self.power_cut_within, 2), (self.streams, 2),
         )  # fmt: skip
-        kinds, weights = zip(*doings, strict=True)
-        for _ in range(self.random.randint(3, STEPS_MAX)):
-            self.break_things()
-            doing = self.random.choices(kinds, weights)[0]
-            self.told.append(doing.__name__)
-            with suppress(TraderError):
-                await doing()
-            await self.pass_time(self.random.choice((5, 15, 40)))
-            self.venue.deliver()
+
+    async def pass_after(self) -> None:
+        await self.pass_time(self.random.choice((5, 15, 40)))
 
     async def settle(self) -> None:
         """The faults end: what is wrong now is noticed or mended in time."""
