@@ -46,9 +46,9 @@ LIMITED: Final[dict[str, str]] = {
         api/dashboard/preview.py api/origins.py api/record.py api/stream_table.py backtest/report.py
         backtest/workers.py commands/season.py commands/season_plan.py exam/page.py live/lighter/book.py
     """,
-    "how much is done at once: the rest follows": """
+    "how much is done at once or remembered: the rest follows": """
         agents/providers/attempts.py api/rpc.py exchange/accounts.py exchange/tick_processor.py
-        operations/operator_commands.py portfolio/snapshots.py record/results.py
+        live/lighter/frames.py operations/operator_commands.py portfolio/snapshots.py record/results.py
     """,
     "what is kept for the database while it does not answer": "agents/schedule.py live/drift.py",
     "bounds a hang": "agents/providers/protocols.py commands/operate.py composition/leadership.py live/ledger.py",
@@ -86,7 +86,7 @@ KEPT: Final[dict[str, str]] = {
         api/stream_messages.py:_make_block api/stream_messages.py:block api/stream_messages.py:text
         backtest/accounts.py:stats backtest/execution.py:market backtest/execution.py:source core/inputs.py:_fields
         core/intervals.py:_sequence_density core/intervals.py:student_quantile core/intervals.py:student_tail
-        database/schema.py:used_tables exam/domain/law.py:_normals exam/domain/law.py:horizon_deviation
+        database/schema.py:used_tables exam/domain/law.py:_normals exam/domain/worlds.py:draw_patterns
         exam/pairs.py:digest exchange/sql/ledger.py:_statement market/domain/markets.py:book
         market/sources/replay.py:paths market/sources/walks.py:walk_pool portfolio/domain/bets.py:_sequence_bars
         portfolio/domain/bets.py:days_needed portfolio/domain/bets.py:smallest_visible
@@ -94,7 +94,8 @@ KEPT: Final[dict[str, str]] = {
     "a view of the market's rules, which change in place": "live/ledger.py:rules",
     "a fact of the machine": "agents/providers/confinement.py:can_confine core/clock.py:_boot",
     "a connection, a process or a signer, which is no figure": """
-        agents/providers/client.py:_client agents/providers/strategy_process.py:_running
+        agents/providers/client.py:_client agents/providers/client.py:_context_of
+        agents/providers/strategy_process.py:_running
         agents/providers/taapi.py:_client agents/providers/webhook.py:_opened backtest/workers.py:run
         database/leadership.py:try_acquire live/lighter/account.py:_signer live/lighter/account.py:account
         live/lighter/api.py:session
@@ -104,7 +105,7 @@ KEPT: Final[dict[str, str]] = {
         backtest/answers.py:decide backtest/output.py:keep core/logs.py:filter exchange/idempotent_orders.py:once
         exchange/tick_processor.py:_close_gap exchange/tick_processor.py:_read_missed
         live/lighter/market.py:claim_subscription live/lighter/market.py:quote live/outbox.py:_book_outcome
-        market/sources/recorder.py:_move_to
+        market/sources/forms.py:read market/sources/recorder.py:_move_to
         portfolio/hour_bounds.py:_breach
     """,
 }  # fmt: skip

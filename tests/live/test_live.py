@@ -752,6 +752,14 @@ async def test_an_account_is_traded_only_with_its_key_and_in_the_classic_mode(
         assert bench.venue.sent == []
 
 
+async def test_an_account_that_the_venue_does_not_have_is_refused_at_the_start(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex", 4321)
+        with pytest.raises(StartError, match="The venue has no account 4321"):
+            await bench.start()
+        await bench.stop()
+
+
 async def test_an_account_with_paper_capital_is_not_traded_live(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")

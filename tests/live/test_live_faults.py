@@ -6,9 +6,9 @@ block.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -30,6 +30,11 @@ BLOCKS = 10
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "30"))
 STEPS_MAX = 10
 LOOKS_MAX = 12
+WITHIN = {"stop": timedelta(seconds=15), "books": timedelta(seconds=60)}
+"""How long a position may be without the stop of its plan, and the books unlike the venue without an alarm."""
+
+REFUSED_WITHIN = timedelta(seconds=60)
+"""The former, while the venue loses or refuses the attempts to place it."""
 
 
 @pytest.mark.slow
@@ -68,24 +73,33 @@ class Schedule:
         self.seed = seed
         self.random = Random(seed)
         bench.venue.random = Random(seed)
+        bench.venue.refuses_streams = seed % 3 == 0
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
 
-    async def run(self) -> None:
-        doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
+    @property
+    def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
+        """What may happen, with its weight."""
+        return (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
             (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
-            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1),
+            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1), (self.streams, 4),
         )  # fmt: skip
-        kinds, weights = zip(*doings, strict=True)
+
+    async def run(self) -> None:
+        kinds, weights = zip(*self.doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
             self.break_things()
             doing = self.random.choices(kinds, weights)[0]
             self.told.append(doing.__name__)
             with suppress(TraderError):  # an unknown answer, or an unreachable venue, which later actions must handle
                 await doing()
+            await self.pass_after()
             if self.random.random() < 0.5:
                 self.venue.deliver()
+
+    async def pass_after(self) -> None:
+        """Let no time pass after an action."""
 
     def break_things(self) -> None:
         random, venue = self.random, self.venue
@@ -177,6 +191,16 @@ class Schedule:
         if standing:
             self.venue.hidden.add(self.random.choice(standing))
 
+    async def streams(self) -> None:
+        """The account is followed for some cycles, or the stream is cut."""
+        if self.random.random() < 0.3:
+            await self.venue.cut()
+            return
+        if not self.venue.refuses_streams:
+            await self.bench.follow()
+        for _ in range(self.random.randint(1, 3)):
+            await self.bench.cycle(10)
+
     async def hand(self) -> None:
         self.venue.trade_by_hand(self.random.choice(SYMBOLS), str(D(self.random.randint(-300, 300) or 7).scaleb(-3)))
 
@@ -219,8 +243,12 @@ class Schedule:
             writer.write = honest  # type: ignore[method-assign]
 
     async def power_cut(self) -> None:
-        await self.bench.kill()
-        await self.bench.start()
+        """The supervisor starts the service again until it leads: the venue may not answer at a start."""
+        while True:
+            await self.bench.kill()
+            with suppress(TraderError):
+                await self.bench.start()
+                break
         await self.bench.tell()
 
     async def power_cut_within(self) -> None:
@@ -238,11 +266,9 @@ class Schedule:
     async def settle(self) -> None:
         """The faults end, a person closes foreign positions, and the service synchronizes a few times."""
         venue, bench = self.venue, self.bench
-        venue.send_faults.clear()
-        venue.read_faults.clear()
-        venue.deliver()
-        venue.refusal, venue.refused_types, venue.hides_trades, venue.doubles_trades = None, set(), 0, False
-        venue.fill_share, venue.stale_nonces, venue.sequencer_refusals, venue.request_s = D(1), 0, 0, 1.0
+        self.mend()
+        venue.refuses_streams = True
+        await venue.cut()  # five real minutes would have everything requested, too
         for _ in range(LOOKS_MAX):
             await bench.see({}, after_s=61)
             await bench.synchronize()
@@ -254,6 +280,14 @@ class Schedule:
                     self.told.append(f"a person trades {ours - theirs} {symbol}")
                     venue.trade_by_hand(symbol, str(ours - theirs))
         await bench.synchronize()
+
+    def mend(self) -> None:
+        venue = self.venue
+        venue.send_faults.clear()
+        venue.read_faults.clear()
+        venue.deliver()
+        venue.refusal, venue.refused_types, venue.hides_trades, venue.doubles_trades = None, set(), 0, False
+        venue.fill_share, venue.stale_nonces, venue.sequencer_refusals, venue.request_s = D(1), 0, 0, 1.0
 
     async def answers_are_true(self) -> None:
         """Check that every answer matches the venue's actions."""
@@ -271,3 +305,91 @@ class Schedule:
                 assert filled == 0
             else:
                 assert filled >= answer.total_quantity
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(BLOCKS))
+async def test_no_schedule_leaves_a_position_without_its_stop_or_the_books_wrong_unnoticed(
+    database: Database, block: int
+) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        bench.venue.ledger.deposit = D(100_000)
+        await bench.start()
+        await bench.tell()
+        try:
+            for seed in range(block, SCHEDULES, BLOCKS):
+                schedule = Watched(bench, seed)
+                try:
+                    await schedule.run()
+                    await schedule.settle()
+                except AssertionError as error:
+                    raise AssertionError(f"seed {seed}: {schedule.told}") from error
+        finally:
+            await bench.stop()
+
+
+class Watched(Schedule):
+    """A schedule in whose time the service runs: after each cycle of five seconds, venue and books are compared."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        super().__init__(bench, seed)
+        self.since: dict[tuple[str, str], datetime] = {}
+        self.is_faulty = True
+
+    @property
+    def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
+        return (
+            (self.order, 8), (self.limit, 2), (self.plan, 4), (self.move, 4), (self.hand, 1), (self.liquidation, 2),
+            (self.outage, 1), (self.nonce, 1), (self.power_cut, 2), (self.power_cut_within, 2), (self.streams, 2),
+        )  # fmt: skip
+
+    async def pass_after(self) -> None:
+        await self.pass_time(self.random.choice((5, 15, 40)))
+
+    async def settle(self) -> None:
+        """The faults end: what is wrong now is noticed or mended in time."""
+        self.mend()
+        self.is_faulty, self.since = False, {}
+        await self.pass_time(100)
+
+    async def move(self) -> None:
+        for symbol in SYMBOLS:
+            mid = self.venue.markets[symbol].mid * (1 + D(self.random.randint(-15, 15)) / 1000)
+            self.venue.reach(symbol, str(mid.quantize(D("0.1"))))
+        await self.bench.tell()
+
+    async def outage(self) -> None:
+        self.venue.is_down = True
+        await self.pass_time(30)
+        self.venue.is_down = False
+
+    async def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds // 5):
+            await self.bench.cycle(5)
+            self.compare()
+
+    def compare(self) -> None:
+        account, now, found = self.bench.account(), self.bench.clock.now(), set()
+        for symbol, market_id in IDS.items():
+            position, theirs = account.positions.get(symbol), self.venue.positions().get(market_id, D(0))
+            ours = D(0) if position is None else position.side.direction * position.quantity
+            if ours != theirs and not self.bench.exchange.troubles:
+                found.add((symbol, "books"))
+            stops = [
+                order.quantity
+                for order in self.venue.ledger.standing(market_id)
+                if order.type == "stop-loss" and order.sign * theirs < 0
+            ]
+            wants = position is not None and position.exit_plan.stop is not None and position.closing is None
+            if (
+                ours == theirs != 0
+                and wants
+                and not self.venue.refused_types
+                and max(stops, default=D(0)) < abs(theirs)
+            ):
+                found.add((symbol, "stop"))
+        self.since = {each: self.since.get(each, now) for each in found}
+        for (symbol, what), since in self.since.items():
+            within = REFUSED_WITHIN if what == "stop" and self.is_faulty else WITHIN[what]
+            assert now - since <= within, f"{symbol}: its {what} has been wrong since {since}"

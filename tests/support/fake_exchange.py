@@ -114,6 +114,9 @@ class FakeExchange(AccountStreams):
         """How long a request takes in the time of lags and limits. Requests of a real client take 0.1 s or less."""
 
         self.is_limited = True
+        self.limited = 0
+        """How many requests and transactions it refused for a limit."""
+
         self.tier = "premium"
         self.has_bands = True
         self.needs_margin = True
@@ -409,6 +412,7 @@ class FakeExchange(AccountStreams):
         if self.tier != "standard":
             is_over = sum(each for _, each in self._requests) + weight > _WEIGHT_MAX
         if self.is_limited and is_over:
+            self.limited += 1
             return web.json_response({"code": 23000, "message": "Too Many Requests!"}, status=429)
         self._requests.append((now, weight))
         return None
@@ -455,6 +459,7 @@ class FakeExchange(AccountStreams):
             kinds.popleft()
         is_over = len(kinds) >= _PER_TYPE or (kind != CANCEL and ledger.quota <= 0)
         if self.is_limited and is_over:
+            self.limited += 1
             return web.json_response({"code": 23000, "message": "Too Many Requests!"}, status=429)
         kinds.append(now)
         ledger.quota -= kind != CANCEL

@@ -4,6 +4,7 @@ Only signing is replaced: `PlainSigner` writes the transactions that the venue's
 HTTP, so that this runs where the SDK is not installed.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,10 +22,11 @@ from support.fake_venue import IDS
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
 from support.venue import without_depth
+from support.waiting import turns
 
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import update_venue_account_index, upsert_model
-from trader.core.events import Event, EventBus
+from trader.core.events import Event, EventBus, MarketChecked
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
@@ -34,6 +36,7 @@ from trader.exchange.domain.venue_orders import VenueOrder
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql.accounts import select_accounts
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueOrderState
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
@@ -121,7 +124,7 @@ class PlainSigner:
             if answer.status != 200:
                 raise PlainRefusal(answer.status, text)
             told = orjson.loads(text)
-            return SimpleNamespace(code=told.get("code"), message=told.get("message"))
+            return SimpleNamespace(**{"code": None, "message": None, **told})
 
     async def close(self) -> None:
         await self._http.close()
@@ -170,6 +173,8 @@ class Bench:
     def __init__(self, database: Database, venue: FakeExchange, clock: ManualClock, source: ScriptedSource) -> None:
         self.database, self.venue, self.clock, self.source = database, venue, clock, source
         self.events: list[Event] = []
+        venue.refuses_streams = True  # a test that follows the accounts calls `follow`
+        self.budget: RequestBudget | None = None
         self.funding_rate: str | None = None
         self.market = MarketFeed(source, clock)
         self.venue_accounts: LighterAccounts
@@ -182,7 +187,7 @@ class Bench:
         self.bus = EventBus()
         self.bus.subscribe(self.events.append)
         chosen = live_settings(self.venue.url, **settings)
-        self.venue_accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
+        self.venue_accounts = LighterAccounts(chosen, self.budget, make_signer=PlainSigner, pause_s=0.001)
         self.halts = Halts(self.database, self.clock, self.bus)
         await self.halts.load()
         self.writer = LedgerWriter(self.database)
@@ -201,9 +206,35 @@ class Bench:
             patch.setattr("trader.live.exchange.FINISH_S", 0.001)
             await self.stop()
 
+    async def cycle(self, seconds: float) -> None:
+        """Let time pass, as the price tracker does once a cycle, and wait until each account has synchronized."""
+        await self.clock.advance(timedelta(seconds=seconds))
+        await self.tell()
+        self.bus.publish(MarketChecked(self.clock.now()))
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Wait until no account synchronizes."""
+        await turns(20)
+        for account_id in list(self.exchange.accounts):
+            async with self.exchange.live_account(account_id).lock:
+                pass
+
     async def stop(self) -> None:
         await self.exchange.resign()
         await self.venue_accounts.close()
+
+    async def follow(self) -> None:
+        """Wait until each account is followed on the venue's streams."""
+        self.venue.refuses_streams = False
+        while not all([(await self.venue_accounts.account(index)).feed.following for index in self.traded]):
+            await asyncio.sleep(0.01)
+
+    @property
+    def traded(self) -> list[int]:
+        """The venue's accounts that are traded."""
+        names = list(self.exchange.accounts)
+        return [self.exchange.live_account(name).account_index for name in names]
 
     async def synchronize(self) -> None:
         """Synchronize every account until the venue shows all. Raise the errors of `LiveAccount.synchronize`."""

@@ -13,12 +13,13 @@ venue. Then:
 Outbox, ledger, exits, protective orders, reconciliation and drift come with the protocol.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
 from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.venue import Remember, VenueAccounts, VenueCloser
@@ -81,7 +82,7 @@ class TemplateRecords:
         """Convert basis points or millionths to fractions."""
         raise NotImplementedError
 
-    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
         """Read all pages, and drop trades that two pages repeat."""
         raise NotImplementedError
 
@@ -94,6 +95,13 @@ class TemplateRecords:
         raise NotImplementedError
 
 
+class TemplateFeed:
+    """Leave `following` 0 where the venue pushes nothing about an account: then it is read every few seconds."""
+
+    following = 0
+    listener: Callable[[], None] | None = None
+
+
 class TemplateAccount:
     """One account: its gateway and its records share a connection and a signer."""
 
@@ -102,6 +110,7 @@ class TemplateAccount:
     def __init__(self) -> None:
         self.orders = TemplateOrders()
         self.records = TemplateRecords()
+        self.feed = TemplateFeed()
 
 
 class TemplateAccounts:
@@ -112,6 +121,7 @@ class TemplateAccounts:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = settings.venue_url or "https://api.venue.example"
         self.default_index = settings.venue_account_index
+        self.budget = RequestBudget(60, per_kind=40)
 
     def prove(self) -> None:
         """Sign a sample order, and compare every signed field with its input."""
@@ -130,7 +140,9 @@ class TemplateAccounts:
         raise NotImplementedError
 
 
-def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+def make_source(
+    settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+) -> MarketSource:
     """Return a class with the members of `MarketSource`; its `identity` is `venue:<name>`."""
     raise NotImplementedError
 

@@ -20,13 +20,14 @@ from trader.database.pool import IDLE_IN_TRANSACTION_S, Database, place, require
 from trader.database.schema import apply_schema, require_schema, schema_version, select_schema_version
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
+from trader.live.budget import RequestBudget
 from trader.live.rehearsals import require_rehearsal
 from trader.live.venue import VenueAccounts
 from trader.live.venues import VENUES
 from trader.market.sources.recorded import RecordedSource
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows
+from trader.market.sources.rows import preset_rows, read_rows, require_rules
 from trader.market.sources.source import MarketSource, Seed, SeededSource
 from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.seasons import require_terms
@@ -63,9 +64,11 @@ def halts_file(dsn: str) -> Path:
 async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSystems:
     """Open the market source, the venue and the database, and apply the schema if the database may be written."""
     accounts = await _open_venue(settings, stack)
-    source = make_source(settings)
+    source = make_source(settings, None if accounts is None else accounts.budget)
     await source.open()
     stack.push_async_callback(source.close)
+    if accounts is not None:
+        require_rules(source.markets, read_rows(settings.markets_file))
     server = None
     if settings.database_url is None:
         if not EMBEDDED_FOLDER.exists():
@@ -184,8 +187,11 @@ async def require_provider_or_model(settings: Settings, database: Database) -> N
             require_provider(settings)
 
 
-def make_source(settings: Settings) -> MarketSource:
-    """Return the source named by MARKET_SOURCE. Raises `StartError` for an unknown one."""
+def make_source(settings: Settings, budget: RequestBudget | None = None) -> MarketSource:
+    """Return the source named by MARKET_SOURCE. Raises `StartError` for an unknown one.
+
+    `budget` is that of the accounts at the same venue, if there are any.
+    """
     kind, _, place = settings.market_source.partition(":")
     rows = preset_rows(settings.venue_preset, settings.markets_file)
     match kind:
@@ -211,7 +217,7 @@ def make_source(settings: Settings) -> MarketSource:
                 surcharge_below_bps=settings.taker_fee_bps,
             )
         case "venue":
-            return VENUES[settings.venue].make_source(settings, rows)
+            return VENUES[settings.venue].make_source(settings, rows, budget)
         case _:
             raise StartError(
                 f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"

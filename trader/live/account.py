@@ -37,6 +37,13 @@ _EXITS_EVERY: Final = timedelta(seconds=2)
 
 _FEES_EVERY: Final = timedelta(hours=1)
 
+_LOOK_SOON, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=30), 0.3
+"""How often a followed account is compared, since pushed changes may get lost: rarely once much of the venue's limit is
+used, unless something was pushed or differs."""
+
+_ORDERS_KEPT: Final = 5
+"""Room for an entry with its stop and target, and for a stop and target that replace others."""
+
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
 
@@ -52,14 +59,16 @@ class LiveAccount:
 
         self._context = context
         self._ledger = AccountLedger(context, account_id)
-        self._outbox = Outbox(context, self._ledger, account_index)
+        self._outbox = Outbox(context, self._ledger, account_index, self._on_push)
         self._protective_orders = ProtectiveOrders(context, self._ledger, self._outbox)
         self._exits = Exits(context, self._ledger, self._outbox)
         self._reconciler = Reconciler(context, self._ledger, self._outbox, self._protective_orders, agreed_at)
         self._rules = context.rules
         self._fees_due = context.clock.now()
         self._wake = asyncio.Event()
-        self._synchronized_at = context.clock.now()
+        self._synchronized_at = self._looked_at = context.clock.now()
+        self._looked_following = 0
+        self._is_hinted = False
         self._failures = 0
         self._accepting: frozenset[str] = frozenset()
 
@@ -133,6 +142,21 @@ class LiveAccount:
 
     # Synchronization
 
+    def _on_push(self) -> None:
+        """Book what the venue pushes, and compare soon."""
+        self._is_hinted = True
+        self.wake()
+
+    def _is_look_due(self) -> bool:
+        """Return whether to ask the venue: always, unless it pushes each change and none was missed."""
+        feed = self._outbox.feed
+        if feed is None or not feed.following or feed.following != self._looked_following:
+            return True
+        is_open = self._is_hinted or self.trouble is not None or not self._reconciler.agrees
+        is_idle = self._context.venue.budget.used_share < _IDLE_SHARE
+        every = _LOOK_SOON if is_open or is_idle else _LOOK_RARELY
+        return interval_elapsed(self._looked_at + every, every, self._context.clock.now())
+
     def wake(self) -> None:
         """Request a synchronization soon."""
         self._wake.set()
@@ -148,12 +172,12 @@ class LiveAccount:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self.try_synchronize()
+            await self.try_synchronize(looks=self._is_look_due())
 
-    async def try_synchronize(self) -> None:
+    async def try_synchronize(self, *, looks: bool = True) -> None:
         """Synchronize. Log a failure; the next synchronization tries again."""
         try:
-            await self.synchronize()
+            await self.synchronize(looks=looks)
         except TraderError as error:
             log.warning("%s: the comparison with the venue failed and will be retried: %s", self.account_id, error)
             self._failures += 1
@@ -167,8 +191,8 @@ class LiveAccount:
                 "the log has its cause"
             )
 
-    async def synchronize(self) -> None:
-        """Execute exits, book the outcomes of sent orders, and compare the ledger with the venue.
+    async def synchronize(self, *, looks: bool = True) -> None:
+        """Execute exits, book the outcomes of sent orders, and, if it looks, compare the ledger with the venue.
 
         Exits come first and again before each other step, and an error of one step, even a bug, stops no other.
 
@@ -177,17 +201,14 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            steps = (
-                self._outbox.resolve,
-                self._outbox.poll,
-                self._cancel_pointless,
-                self._protective_orders.sync,
-                self._book_funding,
-                self._reconciler.compare,
-                self._read_fees,
-            )
+            following = 0 if self._outbox.feed is None else self._outbox.feed.following
+            steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
+            if looks:
+                self._looked_at, self._is_hinted = self._synchronized_at, False
+                steps += [self._book_funding, self._reconciler.compare, self._read_fees]
             await run_each(act() for step in steps for act in (self._exits.execute, step))
-            self._failures = 0
+            if looks:
+                self._failures, self._looked_following = 0, following
 
     async def close_unbooked(self) -> dict[str, str]:
         """Close what the venue holds beyond the books. Return the positions that are left, with the reasons.
@@ -261,12 +282,24 @@ class LiveAccount:
                 return f"an earlier order of {min(unknown)} is not decided yet; nothing else opens until it is"
             if self.trouble is not None:
                 return f"the account is stopped, only reducing is allowed: {self.trouble}"
-            if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
-                return halted
+            refusal = self._refusal_by_limits(order.symbol) or context.halts.refusal_to_open(self.account_id)
+            if refusal is not None:
+                return refusal
         moment = Moment(now, context.market.quotes(), context.market.marks)
         trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate)
         (answer,) = trial.answers
         return answer.reason if answer.status is OrderStatus.REJECTED else None
+
+    def _refusal_by_limits(self, symbol: str) -> str | None:
+        """Return why an order that opens, with its stop and target, might meet the venue's limits of orders."""
+        limits, here = self._context.venue.budget.orders, [sent for sent in self.sent if sent.symbol == symbol]
+        if limits is None:
+            return None
+        waiting, waiting_here = ([sent for sent in some if sent.is_protective] for some in (self.sent, here))
+        counts = (len(self.sent), len(here), len(waiting), len(waiting_here))
+        if all(count + _ORDERS_KEPT <= most for count, most in zip(counts, limits, strict=True)):
+            return None
+        return f"so many orders stand at the venue that {symbol} might not get its stop; cancel some first"
 
     async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
         posting = await self._ledger.commit(

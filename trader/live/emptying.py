@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from trader.core.clock import SystemClock
+from trader.live.budget import Priority, spending_as
 from trader.live.venue import VenueCloser
 
 log = logging.getLogger("trader.live")
@@ -16,6 +17,9 @@ log = logging.getLogger("trader.live")
 PAUSE_S: Final = 2.0
 EMPTY_LOOKS: Final = 7
 """The venue shows what it executed up to ten seconds later: so many looks in a row must find the account empty."""
+
+PATIENCE_S: Final = 65.0
+"""How long a request waits for its turn: longer than the minute whose requests the venue limits."""
 
 _ARMED_FOR: Final = timedelta(minutes=6)
 """The venue schedules nothing less than five minutes ahead."""
@@ -29,7 +33,8 @@ async def empty(closer: VenueCloser, *, looks: int, pause_s: float = PAUSE_S) ->
     """Cancel all orders and close all positions until the venue shows none. Return False after `looks` in vain."""
     found_empty = 0
     for _ in range(looks):
-        found = await closer.look()
+        with spending_as(Priority.CLOSE, PATIENCE_S):
+            found = await closer.look()
         found_empty = found_empty + 1 if found is None else 0
         if found is not None:
             log.warning("the account has %s", found)

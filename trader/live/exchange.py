@@ -27,6 +27,7 @@ from trader.exchange.session import validate_order
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.live.account import LiveAccount
 from trader.live.bindings import Bindings, refuse_shared
+from trader.live.budget import Priority, spending_as
 from trader.live.ledger import LiveContext
 from trader.live.sql.venue_orders import Binding
 from trader.market.domain.markets import Tick
@@ -38,6 +39,9 @@ FINISH_S: Final = 2.0
 
 _FIRST_SYNCHRONIZATION_S: Final = 30.0
 """How long an account's first synchronization may delay the start; the account opens nothing until one succeeds."""
+
+_START_PATIENCE_S: Final = 65.0
+"""How long a request at the start may wait for its turn: what a minute allows may suffice for a few accounts only."""
 
 _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
@@ -80,7 +84,8 @@ class LiveExchange(Exchange):
         )
         for account_id in dict.fromkeys((*active, *known)):
             try:
-                await self._start(account_id, active.get(account_id), known.get(account_id))
+                with spending_as(Priority.READ, _START_PATIENCE_S):
+                    await self._start(account_id, active.get(account_id), known.get(account_id))
             except (MarketDataError, Unavailable) as error:
                 raise StartError(f"The venue does not report what account {account_id} has: {error}") from error
         for account in self._live_accounts.values():

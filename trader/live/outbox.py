@@ -5,7 +5,7 @@ The venue's fills, the order's new status and the answer to the caller are one p
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -34,7 +34,7 @@ from trader.live.domain.orders import (
 from trader.live.domain.protective_orders import CAUSES, reachable_price
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.ledger import AccountLedger, LiveContext, run_each
-from trader.live.venue import AccountRecords, VenueAccount
+from trader.live.venue import AccountFeed, AccountRecords, VenueAccount
 from trader.market.domain.markets import Quote
 
 log = logging.getLogger("trader.live")
@@ -61,8 +61,11 @@ class OrderResult:
 class Outbox:
     """The orders of one account at its venue. Used only under the lock of its live account; `refresh` comes first."""
 
-    def __init__(self, context: LiveContext, ledger: AccountLedger, account_index: int) -> None:
+    def __init__(
+        self, context: LiveContext, ledger: AccountLedger, account_index: int, wake: Callable[[], None]
+    ) -> None:
         self._context = context
+        self._wake = wake
         self._ledger = ledger
         self._account_index = account_index
         self._venue: VenueAccount | None = None
@@ -96,6 +99,11 @@ class Outbox:
         return "; ".join(texts) or None
 
     @property
+    def feed(self) -> AccountFeed | None:
+        """What the venue pushes about the account; None before the first `refresh`."""
+        return None if self._venue is None else self._venue.feed
+
+    @property
     def records(self) -> AccountRecords:
         """The venue's records of the account."""
         return self._account.records
@@ -125,6 +133,7 @@ class Outbox:
         account = await self._context.venue.account(self._account_index)
         self._ledger.require_term()  # an account halted at the end of the term has just been reopened
         self._venue = account
+        account.feed.listener = self._wake
 
     async def report(self) -> VenueReport:
         """Return everything that the venue holds for the account. Raise `MarketDataError`."""
@@ -363,7 +372,7 @@ class Outbox:
                 state = await self._find(sent.client_index) or state
             if not state.is_final and sent.order.type is VenueOrderType.MARKET:
                 continue
-            fills = await self.records.fills_of(state.venue_index) if state.filled else []
+            fills = await self.records.fills_of(state.venue_index, state.filled) if state.filled else []
             unbooked = await self._ledger.unbooked(fills)
             new = [msgspec.structs.replace(fill, client_index=sent.client_index) for fill in unbooked]
             traded = sent.filled + sum((fill.quantity for fill in new), ZERO)

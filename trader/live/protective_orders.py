@@ -28,7 +28,7 @@ from trader.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
 
-_RETRY_AFTER: Final = timedelta(seconds=10)
+_RETRY_AFTER: Final = timedelta(seconds=4)
 """Delay before a protective order that the venue refused is sent again; until then, its trigger is watched here."""
 
 

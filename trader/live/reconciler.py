@@ -56,7 +56,8 @@ _RECORD_EVERY: Final = timedelta(minutes=1)
 class Reconciler:
     """Reconciles one account. Used only under the lock of its live account.
 
-    `trouble` is why the account may open nothing; None when ledger and venue agree.
+    `trouble` is why the account may open nothing; None when ledger and venue agree. `agrees` is False also while a
+    difference may still be only of an old report.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Reconciler:
         agreed_at: datetime,
     ) -> None:
         self.trouble: str | None = "it has not been compared with the venue yet"
+        self.agrees = False
         self._announced: set[str] = set()
         self._context = context
         self._ledger = ledger
@@ -92,7 +94,8 @@ class Reconciler:
             self._announce(differences)
         stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
         self.trouble = "; ".join(map(str, stopping)) or None
-        if not differences:
+        self.agrees = not differences
+        if self.agrees:
             await self._record_agreement()
 
     # Comparison

@@ -16,7 +16,8 @@ from trader import __version__
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import StartError, TraderError
 from trader.core.files import BYTES_MAX, decode_json, read_regular, replace_file
-from trader.live.emptying import EMPTY_LOOKS, PAUSE_S, empty
+from trader.live.budget import Priority, spending_as
+from trader.live.emptying import EMPTY_LOOKS, PATIENCE_S, PAUSE_S, empty
 from trader.live.venue import Steps, VenueCloser
 from trader.settings.checks import is_loopback
 
@@ -63,7 +64,8 @@ async def rehearse(
     try:
         for name, run in steps:
             try:
-                done.append(RehearsalStep(name, True, await run()))
+                with spending_as(Priority.CLOSE, PATIENCE_S):
+                    done.append(RehearsalStep(name, True, await run()))
             except (TraderError, aiohttp.ClientError, OSError, TimeoutError, LookupError) as error:
                 done.append(RehearsalStep(name, False, f"{type(error).__name__}: {error}"))
                 break

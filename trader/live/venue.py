@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.market.domain.markets import Market, SimulatedMarket
@@ -87,8 +88,8 @@ class AccountRecords(Protocol):
         """Return the account's taker and maker fees as fractions of the notional."""
         ...
 
-    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
-        """Return the fills of one order, oldest first, each trade once."""
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
+        """Return the fills of one order, oldest first, each trade once; the pushed ones if they sum up to `filled`."""
         ...
 
     async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
@@ -100,6 +101,16 @@ class AccountRecords(Protocol):
         ...
 
 
+class AccountFeed(Protocol):
+    """What the venue pushes about one account: the methods that read return its rows without a request.
+
+    `following` numbers the present subscription; 0 while something may be missing. `listener` is told of any change.
+    """
+
+    following: int
+    listener: Callable[[], None] | None
+
+
 class VenueAccount(Protocol):
     """One account at the venue."""
 
@@ -107,6 +118,9 @@ class VenueAccount(Protocol):
     def expires_s(self) -> float:
         """Seconds after which the venue certainly no longer executes a sent order."""
         ...
+
+    @property
+    def feed(self) -> AccountFeed: ...
 
     @property
     def orders(self) -> OrderGateway: ...
@@ -121,6 +135,11 @@ class VenueAccounts(Protocol):
     @property
     def url(self) -> str:
         """The address that receives orders. The database records it: its books belong to one venue."""
+        ...
+
+    @property
+    def budget(self) -> RequestBudget:
+        """The budget from which every request is taken."""
         ...
 
     @property
@@ -197,8 +216,13 @@ class VenuePackage(Protocol):
     ADDRESS: str
     TESTNET: str
 
-    def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
-        """Return the source of the venue's prices. `rows` holds the markets with known depth."""
+    def make_source(
+        self, settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+    ) -> MarketSource:
+        """Return the source of the venue's prices, which takes its requests from the budget of the accounts.
+
+        `rows` holds the markets with known depth.
+        """
         ...
 
     def make_accounts(self, settings: Settings) -> VenueAccounts:

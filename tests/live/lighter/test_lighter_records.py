@@ -6,6 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_exchange import FakeExchange
 from support.fake_ledger import ACCOUNT
 from support.live import MARKETS, PlainSigner, Sender, live_settings
@@ -13,10 +15,14 @@ from support.live import MARKETS, PlainSigner, Sender, live_settings
 from trader.core.errors import MarketDataError
 from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import Placed
 from trader.live.lighter.account import LighterAccount, LighterAccounts
+from trader.live.lighter.frames import AccountFrames
+from trader.live.lighter.rows import OrderRow
 
 D = Decimal
+UNLIMITED = RequestBudget(10**9, per_kind=10**9)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -31,7 +37,7 @@ async def venue() -> AsyncIterator[FakeExchange]:
 
 @pytest.fixture
 async def account(venue: FakeExchange) -> AsyncIterator[LighterAccount]:
-    accounts = LighterAccounts(live_settings(venue.url), make_signer=PlainSigner, pause_s=0.001)
+    accounts = LighterAccounts(live_settings(venue.url), UNLIMITED, make_signer=PlainSigner, pause_s=0.001)
     yield await accounts.account(ACCOUNT)
     await accounts.close()
 
@@ -120,3 +126,19 @@ async def test_an_impossible_trade_is_an_error(
     venue.ledger.trades[-1].update(change)
     with pytest.raises(MarketDataError, match="/api/v1/trades"):
         await account.records.fills_since(NOON)
+
+
+@given(st.lists(st.sampled_from(range(6)), min_size=1, max_size=20))
+def test_the_state_of_an_order_is_its_newest_in_whatever_order_frames_and_requests_tell_it(told: list[int]) -> None:
+    life = [
+        ("in-progress", "0", 1), ("pending", "0", 2), ("open", "0", 3), ("open", "0.1", 3), ("open", "0.2", 5),
+        ("canceled", "0.2", 5),
+    ]  # fmt: skip
+    frames = AccountFrames(PlainSigner.__new__(PlainSigner))
+    for step in told:
+        status, filled, at = life[step]
+        frames.learn([OrderRow(2**48 + 1, 11, 1, D(filled), status, updated_at=at)])
+    frames.following = 1
+    row = frames.order(11)
+    assert row is not None
+    assert (row.status, str(row.filled_base_amount), row.updated_at) == life[max(told)]

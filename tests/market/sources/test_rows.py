@@ -4,12 +4,21 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trader.core.errors import StartError
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, MarginTier
-from trader.market.sources.rows import PATH_EDGE, chosen_rows, preset_rows, surcharged
+from trader.market.sources.rows import (
+    PATH_EDGE,
+    PRESET_MARKETS,
+    chosen_rows,
+    preset_rows,
+    read_rows,
+    require_rules,
+    surcharged,
+)
 from trader.market.sources.synthetic import SyntheticSource
 
 LINK = """
@@ -88,6 +97,18 @@ def test_a_row_that_lacks_a_figure_is_refused(tmp_path: Path, old: str, new: str
     path.write_text(LINK.replace(old, new), encoding="utf-8")
     with pytest.raises(StartError, match=rf"MARKETS_FILE .*markets.toml: .*{reason}"):
         preset_rows("default", path)
+
+
+@pytest.mark.parametrize("change", [{"tick": Decimal("0.01")}, {"lot": Decimal(1)}])
+def test_a_market_that_the_venue_lists_with_another_tick_or_lot_is_refused(
+    tmp_path: Path, change: dict[str, Decimal]
+) -> None:
+    path = tmp_path / "markets.toml"
+    path.write_text(LINK, encoding="utf-8")
+    rows = read_rows(path)
+    require_rules({"LINK": rows["LINK"].rules, "BTC": PRESET_MARKETS["default"]["BTC"].rules}, rows)
+    with pytest.raises(StartError, match="The venue lists LINK with a tick of"):
+        require_rules({"LINK": msgspec.structs.replace(rows["LINK"].rules, **change)}, rows)
 
 
 def test_a_missing_file_and_a_market_without_a_row_are_refused(tmp_path: Path) -> None:

@@ -18,8 +18,14 @@ from trader.exchange.domain.venue_orders import SentOrder, VenueOrder, VenueOrde
 from trader.market.domain.markets import Market, Quote
 
 OPENING_SLIPPAGE: Final = Decimal("0.01")
-CLOSING_SLIPPAGE: Final = Decimal("0.05")
-"""How much worse than the current price a market order may fill, as a fraction of that price; venues allow 5 %."""
+CLOSING_SLIPPAGE: Final = Decimal("0.045")
+"""How much worse than the current price a market order may fill, as a fraction of that price.
+
+Venues allow 5 % from their own mark, which moves while the order is on its way.
+"""
+
+TRIGGER_SLIPPAGE: Final = Decimal("0.05")
+"""The same for a stop or target and its trigger, which does not move."""
 
 CAUSES: Final = {VenueOrderType.STOP: Cause.STOP, VenueOrderType.TARGET: Cause.TARGET}
 """The cause of the fills of each type of protective order."""
@@ -54,7 +60,7 @@ def venue_order(account: Account, order: Order, market: Market, quote: Quote) ->
 
 def protective_order(terms: ProtectiveTerms, market: Market) -> VenueOrder:
     """Return the order to send for a stop or target, without its client index."""
-    price = worst_price(terms.side, terms.trigger, CLOSING_SLIPPAGE, market)
+    price = worst_price(terms.side, terms.trigger, TRIGGER_SLIPPAGE, market)
     return VenueOrder(**msgspec.structs.asdict(terms), client_index=0, price=price, reduce_only=True)
 
 

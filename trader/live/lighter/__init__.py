@@ -7,7 +7,9 @@ and `closer.py` with `rehearsal.py`.
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Final
 
+from trader.live.budget import RequestBudget
 from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
@@ -21,15 +23,20 @@ from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
+_WITHOUT_RESERVE: Final = 100
+"""Prices without accounts need no reserve: reading may use all 60 requests a minute."""
 
-def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+
+def make_source(
+    settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+) -> MarketSource:
     """Return the source of Lighter's prices.
 
     Only the simulator trades on polled books: live trading needs the venue's stream.
     """
     poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
     return VenueSource(
-        LighterApi(venue_address(settings)),
+        LighterApi(venue_address(settings), budget or RequestBudget(_WITHOUT_RESERVE, per_kind=1)),
         settings.markets,
         rows,
         poll_every=poll_every if settings.trading_mode == "simulated" else None,

@@ -8,8 +8,11 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from trader.core import tasks
 from trader.core.errors import StartError
-from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.budget import RequestBudget
+from trader.live.lighter.api import LighterApi, VenueRefusal, venue_address
+from trader.live.lighter.frames import LAG_S, AccountFrames, AccountStream
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
@@ -26,6 +29,7 @@ _PAUSE_S: Final = 0.35
 _ALL_KEYS: Final = 255
 _PROOFS_MAX: Final = 3
 _CLASSIC: Final = 0
+_NO_ACCOUNT: Final = 21100
 _POWERS: Final = (
     "An API key can do more than trade: withdraw to the owner's address, and transfer to the owner's other accounts. "
     "Keep in these accounts only what is traded."
@@ -58,20 +62,24 @@ class LighterAccount:
     transactions: Transactions
     orders: LighterOrders
     records: LighterRecords
+    feed: AccountFrames
 
 
 def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterAccount:
-    """Return the signer's account."""
-    transactions, records = Transactions(api, signer), LighterRecords(api, signer)
-    return LighterAccount(transactions, LighterOrders(api, signer, transactions, records, pause_s=pause_s), records)
+    """Return the signer's account. `pause_s` scales all waiting."""
+    frames = AccountFrames(signer, lag_s=LAG_S * pause_s / _PAUSE_S)
+    transactions, records = Transactions(api, frames), LighterRecords(api, frames)
+    orders = LighterOrders(api, frames, transactions, records, pause_s=pause_s)
+    return LighterAccount(transactions, orders, records, frames)
 
 
 class LighterAccounts:
     """Opens accounts. The first one loads the venue's SDK."""
 
     def __init__(
-        self, settings: Settings, *, make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S
-    ) -> None:
+        self, settings: Settings, budget: RequestBudget | None = None, *,
+        make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S,
+    ) -> None:  # fmt: skip
         if settings.venue_account_index is None or settings.venue_api_key is None:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = venue_address(settings)
@@ -80,9 +88,12 @@ class LighterAccounts:
         self._key_index = settings.venue_api_key_index
         self._make_signer = make_signer
         self._pause_s = pause_s
-        self._api = LighterApi(self.url, pause_s=min(1.0, pause_s * 3))
+        self._api = LighterApi(self.url, budget, pause_s=min(1.0, pause_s * 3))
+        self.budget = self._api.budget
         self._signers: dict[int, Signer] = {}
         self._accounts: dict[int, LighterAccount] = {}
+        self._stream = AccountStream(self._api)
+        self._following: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._proven: set[int] = set()
 
@@ -104,7 +115,10 @@ class LighterAccounts:
             if not self._api.known:
                 await self._api.listings()
             if index not in self._accounts:
-                self._accounts[index] = open_account(self._api, self._signer(index), pause_s=self._pause_s)
+                account = open_account(self._api, self._signer(index), pause_s=self._pause_s)
+                self._accounts[index], self._stream.accounts[index] = account, account.feed
+            if self._following is None:
+                self._following = tasks.keep(self._stream.run, "stream of the accounts")
         return self._accounts[index]
 
     def halt(self) -> None:
@@ -112,9 +126,12 @@ class LighterAccounts:
         for account in self._accounts.values():
             account.transactions.halt()
         self._accounts.clear()
+        self._stream.accounts.clear()
 
     async def close(self) -> None:
         self.halt()
+        await tasks.end(self._following)
+        self._following = None
         for signer in self._signers.values():
             await signer.close()
         self._signers.clear()
@@ -129,21 +146,28 @@ class LighterAccounts:
 async def prove_access(api: LighterApi, signer: Signer) -> None:
     """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
     index, key_index = signer.account_index, signer.key_index
-    parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
+    try:
+        (account,) = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
+    except VenueRefusal as error:
+        if error.code != _NO_ACCOUNT:
+            raise
+        raise StartError(f"The venue has no account {index}: correct VENUE_ACCOUNT_INDEX or the model's.") from error
+    except ValueError as error:
+        raise StartError(f"The venue does not show one account with index {index}.") from error
+    if account.account_trading_mode != _CLASSIC:
+        raise StartError(
+            f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
+            "the classic mode there: the books know no other."
+        )
     for _ in range(_PROOFS_MAX):  # the SDK asks the venue itself and does not tell a failed request from another key
+        await api.take("apikeys")
+        if await signer.mismatch() is None:
+            return
+        parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
         known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
         if key_index not in known:
             raise StartError(
                 f"The venue has no API key with index {key_index} for account {index}; registered are "
                 f"{', '.join(map(str, known)) or 'none'}. Register the key there, or set VENUE_API_KEY_INDEX."
             )
-        if await signer.mismatch() is None:
-            break
-    else:
-        raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")
-    accounts = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
-    if any(account.account_trading_mode != _CLASSIC for account in accounts):
-        raise StartError(
-            f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
-            "the classic mode there: the books know no other."
-        )
+    raise StartError(f"The key is not the private part of API key {key_index} of the venue's account {index}.")

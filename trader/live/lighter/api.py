@@ -19,6 +19,7 @@ import msgspec
 
 from trader.core.clock import EPOCH, epoch_second, moment_of
 from trader.core.errors import MarketDataError
+from trader.live.budget import OrderLimits, RequestBudget
 from trader.live.lighter.book import BookChange, LevelChange
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.settings.settings import Settings
@@ -44,6 +45,18 @@ _PAUSE_S_MAX: Final = 3.0
 
 _OK: Final = 200
 _TOO_MANY: Final = 429
+_WEIGHTS: Final = {
+    "sendTx": 6, "nextNonce": 6, "accountOrders": 100, "accountActiveOrders": 100, "apikeys": 150, "trades": 1200,
+}  # fmt: skip
+_WEIGHT: Final = 300
+"""The weight of any other request. Of `trades`, the venue has stated several: this is the greatest."""
+
+_TRANSACTIONS_OF_A_KIND: Final = 40
+_STANDARD_ORDERS: Final = OrderLimits(250, 30, 50, 10)
+_ORDERS: Final = {"plus": OrderLimits(750, 250, 50, 10), "premium": OrderLimits(1500, 1000, 500, 16)}
+_STANDARD_REQUESTS: Final = 60
+_OTHER_WEIGHTS: Final = 24_000
+"""What a rolling minute allows: requests to a standard account, weights to another."""
 _DECIMALS_MAX: Final = 18
 _FRACTION_WHOLE: Final = 10_000
 
@@ -146,8 +159,15 @@ def venue_address(settings: Settings) -> str:
 class LighterApi:
     """The REST interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
 
-    def __init__(self, base_url: str, *, pause_s: float = _PAUSE_S) -> None:
+    def __init__(self, base_url: str, budget: RequestBudget | None = None, *, pause_s: float = _PAUSE_S) -> None:
+        """Share `budget` with the others who ask this address. `pause_s` scales all waiting, the minute included."""
         self.base_url = base_url
+        self.budget = budget or RequestBudget(
+            _STANDARD_REQUESTS, per_kind=_TRANSACTIONS_OF_A_KIND, minute_s=60 * pause_s / _PAUSE_S
+        )
+        self.has_quota = False
+        """Whether the accounts' transactions are limited by their volume."""
+
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None
         self.known: dict[str, Listing] = {}
@@ -166,6 +186,13 @@ class LighterApi:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def use_tier(self, name: str) -> None:
+        """Adapt the budget to the tier of the accounts."""
+        self.has_quota = name == "premium"
+        self.budget.is_weighted = name != "standard"
+        self.budget.orders = _ORDERS.get(name, _STANDARD_ORDERS)
+        self.budget.per_minute = _OTHER_WEIGHTS if self.budget.is_weighted else _STANDARD_REQUESTS
 
     async def listings(self) -> Mapping[str, Listing]:
         """Return the perpetual markets by symbol. Omit and log a market with impossible rules."""
@@ -234,6 +261,10 @@ class LighterApi:
             start = stop + _HOUR
         return rates
 
+    async def take(self, path: str, kind: int | None = None) -> None:
+        """Take a request from the budget. Raise `MarketDataError` if there is none left for it."""
+        await self.budget.take(_WEIGHTS.get(path.rpartition("/")[2], _WEIGHT), kind=kind)
+
     async def get(
         self,
         path: str,
@@ -246,6 +277,7 @@ class LighterApi:
         headers = {} if authorization is None else {"Authorization": authorization}
         pause_s = self._pause_s
         for last in (False,) * (_TRIES_MAX - 1) + (True,):
+            await self.take(path)
             status, retry_after, body = await self._ask(path, parameters, headers)
             if status != _TOO_MANY or last:
                 break

@@ -13,17 +13,15 @@ from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
 from trader.exchange.domain.orders import OrderSide
 from trader.live.domain.orders import CLIENT_INDEX_MAX
-from trader.live.domain.protective_orders import worst_price
+from trader.live.domain.protective_orders import CLOSING_SLIPPAGE, worst_price
 from trader.live.lighter.account import prove_access
 from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.records import signed_quantity
 from trader.live.lighter.signer import OrderTerms, Signed, Signer
 from trader.live.lighter.transactions import Transactions
 
 log = logging.getLogger("trader.live")
-
-_BAND: Final = Decimal("0.045")
-"""Distance of the worst price from the mark and the best price. The venue refuses more than 5 %."""
 
 _NOW, _LATER, _NEVER = range(3)
 
@@ -57,7 +55,7 @@ class LighterCloser:
         self.payloads: dict[str, Any] = {}
         self._api = LighterApi(url, pause_s=pause_s)
         self._signer = signer
-        self._transactions = Transactions(self._api, signer)
+        self._transactions = Transactions(self._api, AccountFrames(signer))
 
     async def prove(self) -> None:
         self._signer.check()
@@ -103,7 +101,7 @@ class LighterCloser:
         return OrderTerms(
             market_id=held.market_id, client_index=1 + randbelow(CLIENT_INDEX_MAX),
             lots=int(held.position / market.lot), is_ask=held.sign > 0, type="market", reduce_only=True,
-            price_ticks=int(worst_price(side, best, _BAND, market) / market.tick), trigger_ticks=0,
+            price_ticks=int(worst_price(side, best, CLOSING_SLIPPAGE, market) / market.tick), trigger_ticks=0,
         )  # fmt: skip
 
     async def _sent(self, what: str, sign: Callable[[int], Signed]) -> bool:

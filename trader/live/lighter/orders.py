@@ -9,28 +9,23 @@ can be.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
-
-import msgspec
 
 from trader.core.errors import MarketDataError
 from trader.core.money import ZERO, ceil_to, round_to
 from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
+from trader.live.budget import Priority, spending_as
 from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown, VenueOrderState
 from trader.live.lighter.api import LighterApi
+from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.records import LighterRecords
-from trader.live.lighter.signer import OrderTerms, Signer
-from trader.live.lighter.transactions import (
-    INACTIVE,
-    INDEX_EXISTS,
-    INVALID_NONCE,
-    SendAnswer,
-    Transaction,
-    Transactions,
-)
+from trader.live.lighter.rows import ORDER_ROWS, OrderRow, Transaction
+from trader.live.lighter.signer import OrderTerms
+from trader.live.lighter.transactions import INACTIVE, INDEX_EXISTS, INVALID_NONCE, SendAnswer, Transactions
 from trader.live.venue import Remember
 from trader.market.domain.markets import Market
 
@@ -40,9 +35,10 @@ _PAUSE_S: Final = 0.35
 """The venue executes an accepted transaction within about 350 ms."""
 
 _TRIES_MAX: Final = 10
+_PUSHED_TRIES: Final = 5
+_LOOK_PATIENCE_S: Final = 0.5
 _RESENDS_MAX: Final = 3
 _RESOLVE_TRIES: Final = 2
-_NOT_FINAL: Final = ("in-progress", "pending", "open")
 _ENDED_WAITING: Final = ("canceled", "canceled-reduce-only", "canceled-expired", "canceled-oco", "canceled-child",
                          "canceled-liquidation", "canceled-post-only")  # fmt: skip
 """How a stop or target ends that was not triggered."""
@@ -54,39 +50,24 @@ _ENDED_WITHIN: Final = timedelta(hours=1)
 by seconds, and it is long before either that its trades are shown."""
 
 
-class _OrderState(msgspec.Struct):
-    order_index: int
-    client_order_index: int
-    market_index: int
-    filled_base_amount: Decimal
-    status: str
-
-
-class _OrderStates(msgspec.Struct):
-    orders: list[_OrderState] | None = None
-    code: int = 200
-
-
-_ORDER_STATES: Final = msgspec.json.Decoder(_OrderStates)
-
-
 class LighterOrders:
     """The orders of the signer's account. One transaction is sent at a time, so that nonces arrive in order."""
 
     def __init__(
-        self, api: LighterApi, signer: Signer, transactions: Transactions, records: LighterRecords,
+        self, api: LighterApi, frames: AccountFrames, transactions: Transactions, records: LighterRecords,
         *, pause_s: float = _PAUSE_S,
     ) -> None:  # fmt: skip
         self._api = api
-        self._signer = signer
+        self._frames = frames
+        self._signer = frames.signer
         self._transactions = transactions
         self._records = records
         self._pause_s = pause_s
         self._sending = asyncio.Lock()
 
     async def pause(self) -> None:
-        """Wait as long as the venue takes to execute a transaction."""
-        await asyncio.sleep(self._pause_s)
+        """Wait for news of the account, at most as long as the venue takes to execute a transaction."""
+        await self._frames.change(self._pause_s)
 
     async def place(self, orders: Sequence[VenueOrder], market: Market, remember: Remember) -> SendOutcome:
         """Send an order and find out its outcome. The same client index is never executed twice.
@@ -96,9 +77,10 @@ class LighterOrders:
         order = orders[0]
         async with self._sending:
             try:
-                await self._read_listings(order)
-                terms = [self._terms(each, market) for each in orders]
-                return await self._place(order, terms, remember)
+                with spending_as(_priority(order)):
+                    await self._read_listings(order)
+                    terms = [self._terms(each, market) for each in orders]
+                    return await self._place(order, terms, remember)
             except ValueError as error:
                 return Refused(f"the venue does not accept this order: {error}")
             except MarketDataError as error:
@@ -113,7 +95,8 @@ class LighterOrders:
         """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: it rests no more, unshown."""
         async with self._sending:
             try:
-                return await self._cancel(symbol, client_index)
+                with spending_as(Priority.CANCEL):
+                    return await self._cancel(symbol, client_index)
             except MarketDataError as error:
                 return Unknown(str(error))
 
@@ -145,28 +128,30 @@ class LighterOrders:
         return (await self.find_all([client_index])).get(client_index)
 
     async def find_all(self, client_indexes: Collection[int]) -> dict[int, VenueOrderState]:
-        """Return the venue's states of the orders that it knows. Raise `MarketDataError`.
+        """Return the venue's states of the orders that it knows; those that frames told are not requested.
 
         By their index the venue shows only the orders of the last day: older ones are sought among those that stand.
+
+        :raises MarketDataError: the venue does not answer
         """
-        found: dict[int, VenueOrderState] = {}
-        texts = [str(index) for index in client_indexes]
+        found = {index: row for index in client_indexes if (row := self._frames.order(index)) is not None}
+        texts = [str(index) for index in client_indexes if index not in found]
         for start in range(0, len(texts), IDS_PER_READ):
             some = ",".join(texts[start : start + IDS_PER_READ])
-            found |= await self._ask("accountOrders", client_order_indexes=some)
+            found |= {row.client_order_index: row for row in await self._named(some)}
         if len(found) < len(client_indexes):
-            found = await self._ask("accountActiveOrders") | found
-        return {index: found[index] for index in client_indexes if index in found}
+            found = {row.client_order_index: row for row in await self._records.active_orders()} | found
+        return {index: self._state(found[index]) for index in client_indexes if index in found}
 
     async def opened_since(self, since: datetime) -> set[int]:
         """Return the client indexes of the orders that could open which were sent with this key since `since`."""
         return await self._transactions.opened_since(since)
 
-    async def _ask(self, path: str, **parameters: str) -> dict[int, VenueOrderState]:
-        asked: dict[str, str | int] = {"account_index": self._signer.account_index, **parameters}
-        token = self._signer.authorization()
-        answer = await self._api.get(f"/api/v1/{path}", asked, _ORDER_STATES, authorization=token)
-        return {order.client_order_index: self._state(order) for order in answer.orders or ()}
+    async def _named(self, client_indexes: str) -> list[OrderRow]:
+        account_index, token = self._signer.account_index, self._signer.authorization()
+        asked: dict[str, str | int] = {"account_index": account_index, "client_order_indexes": client_indexes}
+        answer = await self._api.get("/api/v1/accountOrders", asked, ORDER_ROWS, authorization=token)
+        return self._frames.learn(answer.orders or [])
 
     async def _place(self, order: VenueOrder, terms: Sequence[OrderTerms], remember: Remember) -> SendOutcome:
         """Send the order. Raise `MarketDataError` when the venue does not return a nonce."""
@@ -180,15 +165,23 @@ class LighterOrders:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
                 return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
-            return await self._find_until(order, attempt, answer)
+            with spending_as(_priority(order), _LOOK_PATIENCE_S):
+                return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")
 
     async def _find_until(
         self, order: VenueOrder, attempt: str, answer: SendAnswer, expires_at: datetime | None = None
     ) -> SendOutcome:
-        """Poll until the venue shows the order or what became of its transaction; use up the nonce of a lost one."""
+        """Poll until the venue shows the order or what became of its transaction; use up the nonce of a lost one.
+
+        While the account is followed, frames are awaited before anything is requested.
+        """
         is_lost = answer.is_taken is None
-        for _ in range(_TRIES_MAX if expires_at is None else _RESOLVE_TRIES):
+        pushed = _PUSHED_TRIES if self._frames.following and answer.is_taken else 0
+        for tried in range(_TRIES_MAX if expires_at is None else _RESOLVE_TRIES):
+            if tried < pushed and not (self._frames.order(order.client_index) or self._frames.transaction(attempt)):
+                await self.pause()
+                continue
             try:
                 if (state := await self.find(order.client_index)) is not None:
                     return Placed(state)
@@ -199,7 +192,8 @@ class LighterOrders:
                     return Refused("its answer was lost, and the venue did not take it before it expired")
                 if sent is None and is_lost:
                     nonce, is_lost = int(attempt.partition(":")[0]), False
-                    await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
+                    with spending_as(Priority.CANCEL):
+                        await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
             except MarketDataError as error:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             await self.pause()
@@ -238,10 +232,12 @@ class LighterOrders:
 
     async def _was_decided(self, attempt: str, client_index: int) -> bool:
         """Wait until the venue has executed or refused a cancellation. Raise `MarketDataError`."""
-        for _ in range(_TRIES_MAX):
-            sent = await self._transactions.find(attempt)
-            if sent is not None and (sent.is_executed or sent.is_failed):
-                return sent.is_of(attempt, cancels=client_index)
+        for tried in range(_TRIES_MAX):
+            is_pushed = self._frames.transaction(attempt) is not None
+            if is_pushed or tried >= _PUSHED_TRIES or not self._frames.following:
+                sent = await self._transactions.find(attempt)
+                if sent is not None and (sent.is_executed or sent.is_failed):
+                    return sent.is_of(attempt, cancels=client_index)
             await self.pause()
         return False
 
@@ -252,10 +248,12 @@ class LighterOrders:
 
     async def _read_listings(self, order: VenueOrder) -> None:
         """Read the venue's units, which may change at any time; an order that reduces does without a new reading."""
+        is_known = order.reduce_only and order.symbol in self._api.known
         try:
-            await self._api.listings()
+            with spending_as(Priority.READ, 0) if is_known else nullcontext():
+                await self._api.listings()
         except MarketDataError:
-            if not order.reduce_only or self._api.known.get(order.symbol) is None:
+            if not is_known:
                 raise
 
     def _terms(self, order: VenueOrder, market: Market) -> OrderTerms:
@@ -287,16 +285,22 @@ class LighterOrders:
             trigger_ticks=0 if trigger is None else _whole(trigger, tick),
         )
 
-    def _state(self, order: _OrderState) -> VenueOrderState:
+    def _state(self, order: OrderRow) -> VenueOrderState:
         return VenueOrderState(
             client_index=order.client_order_index,
             venue_index=order.order_index,
             symbol=self._api.symbol_of(order.market_index),
             filled=order.filled_base_amount,
-            is_final=order.status not in _NOT_FINAL,
+            is_final=order.is_final,
             status=order.status,
-            has_fired=order.status not in (*_NOT_FINAL, *_ENDED_WAITING),
+            has_fired=order.is_final and order.status not in _ENDED_WAITING,
         )
+
+
+def _priority(order: VenueOrder) -> Priority:
+    if not order.reduce_only:
+        return Priority.OPEN
+    return Priority.CLOSE if order.trigger is None else Priority.PROTECT
 
 
 def _whole(amount: Decimal, unit: Decimal) -> int:

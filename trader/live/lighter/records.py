@@ -6,6 +6,7 @@ Fees are rates in millionths of the notional. Trades and funding arrive newest f
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -18,28 +19,20 @@ from trader.exchange.domain.venue_orders import VenueFill, VenueOrderType
 from trader.live.domain.orders import VenueFunding
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.signer import Signer
+from trader.live.lighter.frames import AccountFrames
+from trader.live.lighter.rows import ORDER_ROWS, OrderRow, TradeRow
 
 _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20
+_PUSHED_WITHIN_S: Final = 0.1
+"""How long after its order the frame of a trade is awaited."""
+
 _MILLION: Final = 1_000_000
 _FEE_MAX: Final = _MILLION // 100
 _HOUR: Final = timedelta(hours=1)
 _SECONDS_MAX: Final = 100_000_000_000
 """Timestamps above this are in milliseconds: the venue uses both seconds and milliseconds."""
-
-
-class _StandingOrder(msgspec.Struct):
-    client_order_index: int
-    market_index: int
-    type: str
-    trigger_price: Decimal = ZERO
-
-
-class _StandingOrders(msgspec.Struct):
-    orders: list[_StandingOrder] | None = None
-    code: int = 200
 
 
 class _Position(msgspec.Struct):
@@ -52,6 +45,7 @@ class _Position(msgspec.Struct):
 class _Account(msgspec.Struct):
     positions: list[_Position]
     collateral: Decimal
+    total_order_count: int = -1
 
 
 class _Accounts(msgspec.Struct):
@@ -59,26 +53,8 @@ class _Accounts(msgspec.Struct):
     code: int = 200
 
 
-class _Trade(msgspec.Struct):
-    trade_id: int
-    type: str
-    market_id: int
-    size: Decimal
-    price: Decimal
-    ask_account_id: int
-    bid_account_id: int
-    is_maker_ask: bool
-    timestamp: int
-    ask_id: int = 0
-    bid_id: int = 0
-    ask_client_id: int = 0
-    bid_client_id: int = 0
-    taker_fee: int | None = None
-    maker_fee: int | None = None
-
-
 class _Trades(msgspec.Struct):
-    rows: list[_Trade] | None = msgspec.field(default=None, name="trades")
+    rows: list[TradeRow] | None = msgspec.field(default=None, name="trades")
     next_cursor: str | None = None
     code: int = 200
 
@@ -100,10 +76,10 @@ class _FundingPayments(msgspec.Struct):
 class _Limits(msgspec.Struct):
     current_maker_fee_tick: int
     current_taker_fee_tick: int
+    user_tier: str = "standard"
     code: int = 200
 
 
-_STANDING_ORDERS: Final = msgspec.json.Decoder(_StandingOrders)
 _ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
 _FUNDING_PAYMENTS: Final = msgspec.json.Decoder(_FundingPayments)
@@ -113,16 +89,17 @@ _LIMITS: Final = msgspec.json.Decoder(_Limits)
 class LighterRecords:
     """The records of the signer's account. Methods raise `MarketDataError` when the venue does not provide them."""
 
-    def __init__(self, api: LighterApi, signer: Signer) -> None:
+    def __init__(self, api: LighterApi, frames: AccountFrames) -> None:
         self._api = api
-        self._signer = signer
+        self._frames = frames
+        self._signer = frames.signer
 
     async def report(self) -> VenueReport:
         """Return the venue's report on the account: positions, orders and balance."""
         account = await self._account()
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()
-        for order in await self._standing():
+        for order in await self._standing(account.total_order_count):
             symbol, kind = self._api.symbol_of(order.market_index), _TRIGGERS.get(order.type)
             if kind is None:
                 others.add(order.client_order_index)
@@ -153,10 +130,21 @@ class LighterRecords:
         taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
         if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
             raise MarketDataError(f"/api/v1/accountLimits: cannot be decoded: {limits}")
+        self._api.use_tier(limits.user_tier.casefold())
         return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
 
-    async def fills_of(self, venue_index: int) -> list[VenueFill]:
-        """Return the fills of one order in chronological order, each trade once."""
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
+        """Return the fills of one order in chronological order, each trade once.
+
+        Nothing is requested if frames told trades of the quantity `filled`.
+        """
+        if filled is not None:
+            for waits in (bool(self._frames.following), False):
+                pushed = [row for row in self._frames.trades.values() if venue_index in (row.ask_id, row.bid_id)]
+                if sum((row.size for row in pushed), ZERO) == filled:
+                    return [self._fill(row) for row in sorted(pushed, key=attrgetter("trade_id"))]
+                if waits:
+                    await self._frames.change(_PUSHED_WITHIN_S)
         return await self._fills({"order_index": venue_index}, None)
 
     async def fills_since(self, since: datetime) -> list[VenueFill]:
@@ -202,11 +190,19 @@ class LighterRecords:
             raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
         return answer.accounts[0]
 
-    async def _standing(self) -> list[_StandingOrder]:
+    async def active_orders(self) -> list[OrderRow]:
+        """Request the active orders, and return their newest states."""
         parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
-        token = self._signer.authorization()
-        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _STANDING_ORDERS, authorization=token)
-        return answer.orders or []
+        path, token = "/api/v1/accountActiveOrders", self._signer.authorization()
+        answer = await self._api.get(path, parameters, ORDER_ROWS, authorization=token)
+        return self._frames.check(answer.orders or [])
+
+    async def _standing(self, total: int) -> list[OrderRow]:
+        """Return the standing orders; without a request if frames told as many as the account has."""
+        rows = self._frames.standing()
+        if rows is None or len(rows) != total:
+            rows = await self.active_orders()
+        return [row for row in rows if row.is_standing]
 
     def _unit(self, symbol: str, price: Decimal) -> Decimal:
         """Return the unit to which the venue rounded an average price: of its last digit, at most a tick."""
@@ -227,7 +223,7 @@ class LighterRecords:
                 held[symbol] = quantity, position.avg_entry_price
         return held
 
-    def _fill(self, trade: _Trade) -> VenueFill:
+    def _fill(self, trade: TradeRow) -> VenueFill:
         ours = self._signer.account_index
         is_ask = trade.ask_account_id == ours
         if is_ask is (trade.bid_account_id == ours):

@@ -25,6 +25,7 @@ from trader.core.clock import (
     moment_of,
 )
 from trader.core.errors import MarketDataError, MarketUnavailable
+from trader.live.budget import Priority, spending_as
 from trader.live.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
 from trader.live.lighter.market import LighterMarket
 from trader.live.lighter.stream import LighterStream, StreamUnreachable, open_stream
@@ -53,6 +54,7 @@ from trader.market.sources.files import FileRow, Minutes
 logger = logging.getLogger(__name__)
 
 _PULSE_S: Final = 0.25
+_HISTORY_PATIENCE_S: Final = 90.0
 _RULES_EVERY: Final = timedelta(hours=1)
 _INSTANT: Final = timedelta(milliseconds=1)
 _MINUTE: Final = timedelta(minutes=1)
@@ -260,7 +262,9 @@ class VenueSource:
             grid = Grid(self._rules[symbol])
             model = BookModel(grid, row.calm)
             rows = Minutes()
-            for candle in await self._api.candles(listing.market_id, "1m", start, stop):
+            with spending_as(Priority.READ, _HISTORY_PATIENCE_S):
+                candles = await self._api.candles(listing.market_id, "1m", start, stop)
+            for candle in candles:
                 rows.append(FileRow(epoch_second(candle.open_time) // 60, *candle[1:]))
             day = TrailingDay(float(grid.market.tick), rows)
             before: list[int] = []

@@ -4,16 +4,19 @@ The answer to a sending says only whether the venue took the transaction; what c
 """
 
 from asyncio import timeout
-from datetime import datetime, timedelta
+from datetime import datetime
+from time import monotonic
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
-from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
+from trader.live.budget import Priority, present_priority
 from trader.live.lighter.api import LighterApi, VenueRefusal, code_of
-from trader.live.lighter.signer import Signed, Signer
+from trader.live.lighter.frames import AccountFrames
+from trader.live.lighter.rows import Transaction
+from trader.live.lighter.signer import Signed
 
 INVALID_NONCE: Final = 21104
 INDEX_EXISTS: Final = 21728
@@ -34,69 +37,13 @@ _OK, _BAD, _TOO_MANY = 200, 400, 429
 _NOT_FOUND: Final = frozenset({21500, 29404})
 _LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
-_MILLISECOND: Final = timedelta(milliseconds=1)
+_QUOTA_LEAST: Final = {Priority.OPEN: 20, Priority.PROTECT: 5}
+_QUOTA_KNOWN_S: Final = 60.0
 
 
 class _NextNonce(msgspec.Struct):
     nonce: int
     code: int = 200
-
-
-class _Order(msgspec.Struct, rename="pascal"):
-    client_order_index: int = 0
-    reduce_only: int = 1
-
-
-class _Info(_Order, rename="pascal"):
-    """The text of a transaction: its order, those of a group, or the order that it cancels."""
-
-    orders: list[_Order] = []
-    index: int = 0
-
-
-class Transaction(msgspec.Struct):
-    """A transaction that the venue knows. Its status: 0 refused by the sequencer, 1 pending, 2 and 3 executed."""
-
-    hash: str
-    status: int
-    nonce: int
-    api_key_index: int
-    executed_at: int = 0
-    info: str = "{}"
-    code: int = 200
-
-    @property
-    def is_failed(self) -> bool:
-        return self.status == 0
-
-    @property
-    def is_executed(self) -> bool:
-        return self.status >= 2
-
-    @property
-    def at(self) -> datetime:
-        """When it was executed, by the venue's clock."""
-        return EPOCH + self.executed_at * _MILLISECOND
-
-    @property
-    def opens(self) -> set[int]:
-        """The client indexes of its orders that could open."""
-        return {order.client_order_index for order in self._orders() if not order.reduce_only}
-
-    def is_of(self, attempt: str, *, order: int = 0, cancels: int = 0) -> bool:
-        """Return whether it is the attempt at an order, or at canceling one: by its hash in any form, or its text."""
-        digest = attempt.partition(":")[2]
-        if digest.lower().lstrip("0x") == self.hash.lower().lstrip("0x"):
-            return True
-        placed = {each.client_order_index for each in self._orders()}
-        return order in placed - {0} or cancels in {self._orders()[0].index} - {0}
-
-    def _orders(self) -> tuple[_Info, *tuple[_Order, ...]]:
-        try:
-            info = _INFO.decode(self.info)
-        except msgspec.DecodeError as error:
-            raise MarketDataError(f"the transaction {self.hash} cannot be decoded: {error}") from error
-        return (info, *info.orders)
 
 
 class _Transactions(msgspec.Struct):
@@ -106,7 +53,6 @@ class _Transactions(msgspec.Struct):
 
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
 _TRANSACTION: Final = msgspec.json.Decoder(Transaction)
-_INFO: Final = msgspec.json.Decoder(_Info)
 _TRANSACTIONS: Final = msgspec.json.Decoder(_Transactions)
 
 
@@ -125,11 +71,13 @@ class SendAnswer(msgspec.Struct, frozen=True):
 class Transactions:
     """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
 
-    def __init__(self, api: LighterApi, signer: Signer, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
+    def __init__(self, api: LighterApi, frames: AccountFrames, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
         self._api = api
-        self._signer = signer
+        self._frames = frames
+        self._signer = frames.signer
         self._send_limit_s = send_limit_s
         self._is_halted = False
+        self._quota: tuple[float, int] | None = None
 
     def halt(self) -> None:
         """Stop sending: another process may now trade the account."""
@@ -149,6 +97,8 @@ class Transactions:
         If the venue does not know its hash, another that used its nonce up, executed or refused by the sequencer: then
         it can never be executed.
         """
+        if (pushed := self._frames.transaction(attempt)) is not None:
+            return pushed
         nonce, _, digest = attempt.partition(":")
         try:
             return await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION)
@@ -182,6 +132,11 @@ class Transactions:
         if self._is_halted:
             return SendAnswer(None, reason="this process no longer trades")
         try:
+            self._check_quota()
+            await self._api.take("sendTx", signed.kind)
+        except MarketDataError as error:
+            return SendAnswer(False, TOO_MANY, str(error))
+        try:
             async with timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
         except self._signer.status_error as error:
@@ -190,9 +145,22 @@ class Transactions:
             return SendAnswer(None, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
             return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
+        quota = getattr(answer, "volume_quota_remaining", None)
+        self._quota = (monotonic() + _QUOTA_KNOWN_S, quota) if isinstance(quota, int) and self._api.has_quota else None
         # The SDK does not check that an answer is complete.
         known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
         return _judge(_OK, msgspec.json.encode(known))
+
+    def _check_quota(self) -> None:
+        """Raise `MarketDataError` when the rest of the quota is kept for more urgent transactions.
+
+        The venue states the quota only in its answers, and allows one transaction every 15 seconds without it.
+        """
+        if self._quota is None:
+            return
+        until_s, left = self._quota
+        if 0 <= left < _QUOTA_LEAST.get(present_priority(), 0) and monotonic() < until_s:
+            raise MarketDataError(f"the venue's quota has {left} transactions left, which are kept for closing")
 
 
 def _judge(status: object, body: Any) -> SendAnswer:

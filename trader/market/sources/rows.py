@@ -136,6 +136,17 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
+def require_rules(listed: Mapping[str, Market], rows: Mapping[str, SimulatedMarket]) -> None:
+    """Raise `StartError` when the venue lists a market with another tick or lot than its row in MARKETS_FILE."""
+    for symbol in listed.keys() & rows.keys():
+        ours, theirs = rows[symbol].rules, listed[symbol]
+        if (ours.tick, ours.lot) != (theirs.tick, theirs.lot):
+            raise StartError(
+                f"The venue lists {symbol} with a tick of {theirs.tick} and a lot of {theirs.lot}; MARKETS_FILE says "
+                f"{ours.tick} and {ours.lot}. Correct the file: orders would be decided by rules that do not hold."
+            )
+
+
 PATH_EDGE: Final = 0.18
 """What drawn paths give away to a round trip within a minute, beyond the spread, as a share of the market's median
 range of a minute: the mean of the best twentieth of moments of the boosted model of `scripts/benchmark fidelity`, over
