@@ -63,17 +63,22 @@ export function Leader({ standings: { board, rows, hold, times } }) {
   </section>`
 }
 
+/** The place of a line's last value. */
+const lastOf = line => line?.values.findLastIndex(value => value != null) ?? -1
+
 /** How far the leader is from buy and hold, in words. */
-function leadOf({ one, return_ }, hold, times) {
+function leadOf({ one, line, return_ }, hold, times) {
   const first = hold?.values.findIndex(value => value != null) ?? -1
-  if (first < 0) return 'Buy and hold has no value to compare with yet'
+  const last = lastOf(hold)
+  const own = last === times.length - 1 ? return_ : line?.returns[last] // a baseline's newest value may come a little later
+  if (first < 0 || own == null) return 'Buy and hold has no value to compare with yet'
   const since = Math.max(times[0], Date.parse(one.since) / 1000)
   if (times[first] > since + SAME_S)
     return `Buy and hold is only known since ${moment(1000 * times[first])}, so it is not compared over this window`
   // A younger entrant is compared from its own start on.
   const place = times.findLastIndex(time => time <= since)
-  const held = place > first ? (100 * hold.values.at(-1)) / hold.values[place] - 100 : hold.returns.at(-1)
-  return `${number(Math.abs(return_ - held))} points ${return_ >= held ? 'ahead of' : 'behind'} buy and hold (${signedPercent(held)})`
+  const held = place > first ? (100 * hold.values[last]) / hold.values[place] - 100 : hold.returns[last]
+  return `${number(Math.abs(own - held))} points ${own >= held ? 'ahead of' : 'behind'} buy and hold (${signedPercent(held)})`
 }
 
 /** How sure its place is, in a word; the title has the reason. */
@@ -144,7 +149,7 @@ export function Standings({ window, standings: { board, rows, hold, times } }) {
   if (hold && rows) {
     const first = times[hold.values.findIndex(value => value != null)]
     const isLate = first > times[0] + SAME_S // what it returned is of less than the window
-    const last = hold.returns.at(-1)
+    const last = hold.returns[lastOf(hold)]
     const place = isLate ? -1 : rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < last)
     const held = html`<li class="held" key="hold"><span class="place"></span><span class="moved"></span>
       <span class="name"><${Key} color="" /><span>Buy and hold${isLate && `, since ${moment(1000 * first)}`}</span></span>
