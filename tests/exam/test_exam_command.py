@@ -8,6 +8,7 @@ from functools import reduce
 from operator import getitem
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import jsonschema_rs
@@ -356,3 +357,95 @@ def test_an_unreachable_cluster_is_refused_before_anything_is_written(
     assert exam(tmp_path / "exam", "--variant", "Sovereign", "--cluster", "tcp://127.0.0.1:1") == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
     assert not (tmp_path / "exam").exists()
+
+
+def of_entrants(rows: list[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the decisions of these entrants, under other names."""
+    return [each | {"entrant": names[each["entrant"]]} for each in rows if each["entrant"] in names]
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]] = {}
+
+
+def forgery(forge: Callable[[dict[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    FORGERIES[forge.__name__] = forge
+
+
+@forgery
+def names_swapped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    one, other, _ = plan["models"]
+    one["id"], other["id"] = other["id"], one["id"]
+    plan["strategies"] = {model["id"]: model["router_model_name"] for model in (one, other)}
+    return of_entrants(rows, {one["id"]: other["id"], other["id"]: one["id"], "nothing": "nothing"})
+
+
+@forgery
+def decisions_swapped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    one, other, nothing = (model["id"] for model in plan["models"])
+    states = [rows[first : first + 3] for first in range(0, len(rows), 3)]
+    swapped = [of_entrants([b, a, idle], {one: other, other: one, nothing: nothing}) for a, b, idle in states]
+    for each in (row["answer"].get("decided") for state in swapped for row in state[:2]):
+        if each is not None:
+            each["modelId"] = other if each["modelId"] == one else one
+    return [row for state in swapped for row in state]
+
+
+@forgery
+def a_rival_removed(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    gone = plan["models"].pop(0)["id"]
+    del plan["strategies"][gone]
+    return [each for each in rows if each["entrant"] != gone]
+
+
+@forgery
+def states_left_out(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rows[:9]
+
+
+@forgery
+def states_cut_from_the_plan(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    del plan["states"][3:]
+    return rows[:9]
+
+
+@forgery
+def a_pair_registered_afterward(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plan["compared"] = [model["id"] for model in plan["models"][:2]]
+    return rows
+
+
+@forgery
+def another_configuration(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plan["models"][0]["training_cutoff"] = plan["models"][0]["configuration"]["training_cutoff"] = "2020-01-01"
+    return rows
+
+
+@forgery
+def a_decision_dropped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for first in range(0, len(rows), 3):
+        idle = rows[first + 2]
+        rows[first] = idle | {"entrant": rows[first]["entrant"]}
+    return rows
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exams") / "exam"
+    assert exam(out, "--variant", "Apex", "--variant", "Sovereign", states=6) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_exam_that_shows_less_or_others_than_was_planned_fails_the_check(
+    taken: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["exam", "check", str(taken)]) == 0
+    assert "apex-rules, sovereign-rules decided the same when asked again" in capsys.readouterr().out
+    out = copytree(taken, tmp_path / "exam")
+    plan = orjson.loads((out / "exam.json").read_bytes())
+    rows = FORGERIES[name](plan, sittings(out))
+    (out / "exam.json").write_bytes(orjson.dumps(plan))
+    (out / "sittings.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    assert main(["exam", "report", str(out)]) == 0, "the forger makes a new card"
+    assert main(["exam", "check", str(out), "--json"]) == 1
+    assert orjson.loads(capsys.readouterr().out.splitlines()[-1])["wrong"], name

@@ -1,7 +1,7 @@
 """Models of a backtest: rule agents, AI models of a models file, and recorded ones of a folder or a database."""
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from datetime import datetime
@@ -16,6 +16,7 @@ from trader.agents.domain.models import CODE_PROVIDERS, EXTERNAL, Model, ModelCo
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
 from trader.agents.providers.providers import make_providers
+from trader.agents.providers.strategy_process import ConfinedStrategy
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models
@@ -44,6 +45,9 @@ from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
 from trader.settings.settings import Settings
+
+StrategyLoader = Callable[[Any, Mapping[str, Any]], LoadedStrategy | ConfinedStrategy]
+"""Loads a strategy with its parameters: into this process, or into processes of its own. Raises `SettingsError`."""
 
 ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
 CASSETTE: Final = "cassette"
@@ -103,11 +107,12 @@ async def choose_models(
     first_prices: Mapping[str, float] | None = None,
     decisions: int | None = None,
     guard: Mapping[str, int] | None = None,
+    load: StrategyLoader = load_strategy,
 ) -> Chosen:
     """Return the models of the entrants. Their resources are closed with the stack.
 
     `environ` has the settings of the conditions, `span` the seconds in which they decide, `first_prices` the prices
-    from which a mask is made, and `guard` the limits that differ from the variants' own.
+    from which a mask is made, `guard` the limits that differ from the variants' own, and `load` loads strategy files.
 
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
@@ -117,13 +122,13 @@ async def choose_models(
     if entrants.variants or not (entrants.models or entrants.models_from or entrants.strategy or entrants.agents):
         own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
     if entrants.strategy:
-        own.append(_of_strategy(entrants.strategy, entrants.params, every, starts_at, guard))
+        own.append(_of_strategy(load(entrants.strategy, entrants.params), entrants.params, every, starts_at, guard))
     _check_exclusive(entrants)
     mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None
     if entrants.agents:
         chosen = await _of_agents(entrants, settings, (starts_at, ends_at), mask, stack)
     elif entrants.models:
-        chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions)
+        chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions, load)
     elif entrants.models_from and (Path(entrants.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(entrants.models_from))
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
@@ -194,10 +199,13 @@ def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: d
 
 
 def _of_strategy(
-    reference: str | type[Any], params: Mapping[str, Any], every: str | None, at: datetime, guard: Mapping[str, int]
+    strategy: LoadedStrategy | ConfinedStrategy,
+    params: Mapping[str, Any],
+    every: str | None,
+    at: datetime,
+    guard: Mapping[str, int],
 ) -> tuple[Model, DecisionSource]:
     """Return the model of a strategy with its decision source."""
-    strategy = load_strategy(reference, params)
     strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
     try:
         model_id = msgspec.convert(strategy.name, ModelId)
@@ -317,6 +325,7 @@ def _of_file(
     period: tuple[datetime, datetime],
     stack: AsyncExitStack,
     decisions: int | None,
+    load: StrategyLoader,
 ) -> Chosen:
     entries = read_models(file, entrants.env_file, entrants.send_keys_to)
     models = [_model(entry, entrants.every, period[0]) for entry in entries if entry.active]
@@ -342,7 +351,8 @@ def _of_file(
         for name, client in clients.items()
         if client.is_remote
     }
-    return Chosen([_with_source(model, providers, settings, period[1]) for model in models], cassette, spending, True)
+    sources = [_with_source(model, providers, settings, period[1], load) for model in models]
+    return Chosen(sources, cassette, spending, True)
 
 
 def _is_of_providers(name: str) -> bool:
@@ -366,12 +376,16 @@ def _model(entry: ModelEntry, every: str | None, at: datetime) -> Model:
 
 
 def _with_source(
-    model: Model, providers: Mapping[str, KeptAnswers], settings: Settings, ends_at: datetime
+    model: Model,
+    providers: Mapping[str, KeptAnswers],
+    settings: Settings,
+    ends_at: datetime,
+    load: StrategyLoader = load_strategy,
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
         return model, RecordingStrategySource(model, VARIANTS[model.variant].agent())
     if model.provider == "strategy":
-        strategy = load_strategy(model.router_model_name, model.configuration.params)
+        strategy = load(model.router_model_name, model.configuration.params)
         strategy.limits = VARIANTS[model.variant].limits
         return model, RecordingStrategySource(model, strategy)
     return model, AiSource(model, providers[model.provider], settings, ends_at)

@@ -281,14 +281,19 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     _report_arguments(parser)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="the recording, for an exam on one")
     parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
+    parser.add_argument("--strategies", type=Path, metavar="FOLDER", help="the strategy files, which then decide again")
 
 
 @command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
 def exam_check(options: argparse.Namespace) -> Result:
-    """Draw an exam's states again, execute its decisions again, and compare every score."""
-    wrong = asyncio.run(check(options.folder, options.data, options.funding))
-    lines = wrong or ["Every score follows from the secret and the decisions."]
-    return Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE)
+    """Draw an exam's states again, execute its decisions again, and compare every score.
+
+    Rule agents, and strategies whose files --strategies holds, decide again.
+    """
+    wrong, again = asyncio.run(check(options.folder, options.data, options.funding, options.strategies))
+    asked = f"{', '.join(again)} decided the same when asked again. " if again else ""
+    lines = wrong or [f"Every score follows from the secret and the decisions. {asked}Other decisions are as recorded."]
+    return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
 def _lines(result: ExamResult) -> Iterator[str]:

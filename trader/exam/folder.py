@@ -9,10 +9,12 @@ from random import Random
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
 from trader.backtest.spec import CONDITION_VARIABLES
+from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import (
     BYTES_MAX,
@@ -81,6 +83,19 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def entrants(self) -> list[str]:
         """The ids of the entrants."""
         return [model.id for model in self.models]
+
+    def seed(self, secret: str) -> str:
+        """Return what draws the states: the secret, and everything in the plan that a later change could turn in favor
+        of someone, such as the number of states, the entrants and their names. Folders and the program do not count.
+        """
+        bare = replace(
+            self,
+            states=[],
+            code=CodeDigest(version="", digest=""),
+            models=[replace(model, router_model_name=Path(model.router_model_name).name) for model in self.models],
+            strategies={name: Path(code).name for name, code in self.strategies.items()},
+        )
+        return digest_of(f"{secret}:{len(self.states)}:" + canonical_json(msgspec.to_builtins(bare)).decode())
 
     @property
     def bound(self) -> float:

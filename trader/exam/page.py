@@ -26,12 +26,12 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
 
 def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[dict[str, Any]]:
     """Yield each entrant's best and worst decision: what it saw, decided and said, and what the oracle would have."""
-    states, room = {state.number: state for state in plan.states}, world_room(plan.settings, ())
+    states, room, seed = plan.states, world_room(plan.settings, ()), plan.seed(secret)
     for name in plan.entrants:
         own = sorted((each for each in sittings if each.entrant == name), key=lambda each: each.score - each.oracle)
         for sitting in [own[-1], own[0]] if own and any(each.answer.decided for each in own) else ():
             state = states[sitting.state]
-            world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+            world = draw_world(seed, state.number, state.edge, state.kind or "null", room.costs)
             yield _example(sitting, world)
 
 

@@ -108,7 +108,9 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
         spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
         sat = {sitting.state for sitting in sheet.sittings if sitting.sample == spec.sample}
         left = [state for state in plan.states if state.number not in sat]
-        decided = await stack.enter_async_context(aclosing(_way_of(spec, examined)(spec, examined, secret, left)))
+        decided = await stack.enter_async_context(
+            aclosing(_way_of(spec, examined)(spec, examined, plan.seed(secret), left))
+        )
         try:
             async for sittings in decided:
                 sheet.add([replace(each, sample=spec.sample) for each in sittings])
