@@ -1,4 +1,4 @@
-"""Someone else's code in an exam: whatever it looks at, it finds nothing of the worlds, the exam or its other states."""
+"""Someone else's code in an exam finds nothing of the worlds, the exam or its other states, wherever it looks."""
 
 import socket
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from trader.__main__ import main
 from trader.agents.providers.confinement import can_confine
 
-SPY = '''
+SPY = """
 import builtins, gc, mmap, os, socket, sys
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class Spy:
                 time.sleep(30)
             os._exit(0)
         return len(list(Path("/proc").glob("[0-9]*"))) > 6
-'''
+"""
 
 
 @pytest.mark.skipif(not can_confine(), reason="bubblewrap cannot run here")

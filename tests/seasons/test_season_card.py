@@ -1,5 +1,6 @@
 """The result of a season: its contents, and the detection of any change to it or to its data."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -149,6 +150,7 @@ FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
     "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),
     "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
     "an empty record": lambda folder: write_lines(folder, []),
+    "the closing is repeated": lambda folder: write_lines(folder, [*lines_of(folder), lines_of(folder)[-1]]),
 }
 """Forgeries that a rebuilt record hides from everyone without an anchor."""
 
@@ -532,6 +534,17 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
     anchors = {anchor["position"]: anchor["digest"] for anchor in lines}
     assert verify(published.folder, anchors) == []
     assert verify(published.folder, {}) == []
+    assert "fills and payments add up to" in verify(published.folder, anchors, adds_up=True)[0], "its equity is drawn"
+    first = hashlib.sha256(bytes(32) + hashlib.sha256(lines_of(published.folder)[0].encode()).digest()).hexdigest()
+    assert verify(published.folder, {1: first}) == [
+        "no anchor covers the record after position 1: its end may have been rewritten"
+    ]
+    given = published.anchors.read_text()
+    anchor = json.loads(given.splitlines()[0])
+    published.anchors.write_text(given + json.dumps(anchor | {"digest": anchor["digest"][::-1]}) + "\n")
+    assert "contradict each other" in _second_verifier().read_anchors(published.anchors)[1][0]
+    with pytest.raises(StartError, match="has another digest for position"):
+        read_anchors(published.anchors)
     accepted = []
     for name, forge in {**FORGED_FILES, **FORGED_RECORDS}.items():
         for vouched in (False, True):

@@ -20,7 +20,7 @@ from trader.core.files import replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import STATES_MAX, read_plan, read_sittings
+from trader.exam.folder import STATES_MAX, ExamPlan, read_plan, read_sittings
 from trader.exam.opening import ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
@@ -37,6 +37,7 @@ from trader.exam.report import (
     outcome_rows,
     pair_report,
     share_rows,
+    summary,
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
@@ -123,7 +124,7 @@ def exam_run(options: argparse.Namespace) -> Result:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     result = exam_result(ended.plan, ended.sittings)
     value = msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}
-    lines = chain(_lines(result), [ended.reason] if ended.reason else [])
+    lines = chain(_lines(ended.plan, result), [ended.reason] if ended.reason else [])
     code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
     return Result(value, lines, code)
 
@@ -258,7 +259,7 @@ def exam_report(options: argparse.Namespace) -> Result:
         replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
-    return Result(msgspec.to_builtins(card.result), _lines(card.result))
+    return Result(msgspec.to_builtins(card.result), _lines(plan, card.result))
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -296,7 +297,8 @@ def exam_check(options: argparse.Namespace) -> Result:
     return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
-def _lines(result: ExamResult) -> Iterator[str]:
+def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
+    yield summary(plan, result)
     is_recorded = result.recording_sha256 is not None
     if is_recorded:
         yield from table(("entrant", "states", "outcome", "beyond the market"), outcome_rows(result))
@@ -310,6 +312,8 @@ def _lines(result: ExamResult) -> Iterator[str]:
             share = f"{100 * entrant.agreement:.0f} % of states"
             yield f"{entrant.entrant} passed {entrant.samples} times of {entrant.samples} in {share}"
         if entrant.refusals:
-            said = ", ".join(f"{rule} {count}" for rule, count in entrant.refusals.items())
-            yield f"{entrant.entrant} was refused: {said}"
+            said = (
+                f"{count} by {rule} ({entrant.reasons.get(rule, rule)})" for rule, count in entrant.refusals.items()
+            )
+            yield f"{entrant.entrant} was refused: {', '.join(said)}"
     yield f"{result.states} of {result.planned} states; SHA-256 of the secret: {result.secret_sha256}"

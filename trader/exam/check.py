@@ -17,7 +17,8 @@ from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordingStrategySource, ReplayedDecisions, answered_by
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import decode_json, read_regular
-from trader.exam.folder import ContradictoryExam, ExamPlan, judged, read_plan, read_states
+from trader.exam.domain.scores import UNDECIDED
+from trader.exam.folder import ContradictoryExam, ExamPlan, judged, read_plan, read_states, unregistered
 from trader.exam.opening import NOTHING, ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
@@ -69,7 +70,7 @@ async def check(
     sittings = [sitting for state in states for sitting in state]
     if plan.states != drawn:  # then no score can follow
         return Checked([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
-    wrong = list(_missing(plan, sittings))
+    wrong = [*filter(None, [unregistered(folder, plan)]), *_missing(plan, sittings)]
     for state in states:
         again = [
             Examinee(model, partial(_again, given, deciders)) for model, given in zip(plan.models, state, strict=True)
@@ -108,9 +109,7 @@ def _missing(plan: ExamPlan, sittings: Sequence[Sitting]) -> Iterator[str]:
         if sorted(decided) != list(range(len(decided))):
             yield f"the decided states of sample {sample} are not the first ones of the plan"
     done, planned = sum(map(len, by_sample.values())), len(plan.states) * plan.samples
-    if done != planned and (
-        (verdict := judged(plan, sittings)) is None or verdict.verdict == "not distinguishable yet"
-    ):
+    if done != planned and ((verdict := judged(plan, sittings)) is None or verdict.verdict == UNDECIDED):
         yield f"{done} of {planned} planned states have decisions, and no verdict on a registered pair ended the exam"
 
 
@@ -152,7 +151,7 @@ def _difference(given: Sitting, again: Sitting) -> str | None:
             return f"{place}: {name} is {getattr(given, name)}, not {getattr(again, name)}"
     if msgspec.json.encode(given.answer.decided) != msgspec.json.encode(again.answer.decided):
         return f"{place}: the decision is {_calls(given)}, and when asked again it is {_calls(again)}"
-    if given.answer.refused != again.answer.refused:
+    if (given.answer.refused, given.answer.reasons) != (again.answer.refused, again.answer.reasons):
         return f"{place}: refused are {list(given.answer.refused)}, not {list(again.answer.refused)}"
     for name in ("value", "risk", "score", "oracle", "selection"):
         if abs(getattr(given, name) - getattr(again, name)) > _EQUAL:

@@ -10,7 +10,7 @@ from trader.exam.domain.scores import BASIS_POINTS
 from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_room
-from trader.exam.report import ExamResult
+from trader.exam.report import ExamResult, summary
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720
@@ -21,7 +21,11 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
     """Return the report on a result. In moments of a recording, no world is there to show."""
     is_recorded = plan.recording is not None
     examples = [] if is_recorded else list(_examples(plan, secret, sittings))
-    return report_page("exam", "Exam", {"result": result, "isRecorded": is_recorded, "examples": examples})
+    return report_page(
+        "exam",
+        "Exam",
+        {"summary": summary(plan, result), "result": result, "isRecorded": is_recorded, "examples": examples},
+    )
 
 
 def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[dict[str, Any]]:

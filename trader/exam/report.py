@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final, Literal
 
@@ -12,6 +12,7 @@ from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
 from trader.exam.domain.scores import (
+    UNDECIDED,
     MeanOfStates,
     PairComparison,
     Share,
@@ -23,6 +24,7 @@ from trader.exam.domain.scores import (
     mean_of,
     share_of_oracle,
     sizes,
+    together,
 )
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import ExamPlan
@@ -56,6 +58,7 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     selection: MeanOfStates | None
     agreement: float | None
     refusals: dict[str, int]
+    reasons: dict[str, str]
     cost_usd_per_state: float | None
     tokens_per_state: float | None
 
@@ -68,7 +71,8 @@ class PairResult(PairComparison, frozen=True, kw_only=True, rename="camel", forb
 
 
 class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The result of an exam. `states` of the `planned` ones have decisions."""
+    """The result of an exam. `states` of the `planned` ones have decisions, and `earlier` counts the exams that were
+    begun before with an entrant's name."""
 
     secret_sha256: str
     recording_sha256: str | None
@@ -76,6 +80,7 @@ class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
     planned: int
     horizon: Horizon
     settings: dict[str, str]
+    earlier: dict[str, int]
     entrants: list[EntrantResult]
     comparisons: list[PairResult]
 
@@ -117,11 +122,9 @@ def exam_result(plan: ExamPlan, sittings: Sequence[Sitting]) -> ExamResult:
         planned=len(plan.states),
         horizon=plan.horizon,
         settings=plan.settings,
+        earlier=plan.earlier,
         entrants=[_entrant_result(name, own) for name, own in by_entrant.items() if own],
-        comparisons=[
-            _pair_result(plan, by_entrant[first], by_entrant[second], first, second)
-            for first, second in combinations(plan.entrants, 2)
-        ],
+        comparisons=_comparisons(plan, by_entrant),
     )
 
 
@@ -158,11 +161,18 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(msgspec.to_builtins(value))).hexdigest()
 
 
-def _pair_result(
-    plan: ExamPlan, ours: Sequence[Sitting], theirs: Sequence[Sitting], first: str, second: str
-) -> PairResult:
-    compared = compare(differences(ours, theirs, plan.samples), plan.bound)
-    return PairResult(first=first, second=second, **msgspec.structs.asdict(compared))
+def _comparisons(plan: ExamPlan, by_entrant: Mapping[str, Sequence[Sitting]]) -> list[PairResult]:
+    """Return the comparison of each pair: the registered one by itself, and the others as one family."""
+    pairs = list(combinations(plan.entrants, 2))
+    compared = [
+        compare(differences(by_entrant[first], by_entrant[second], plan.samples), plan.bound) for first, second in pairs
+    ]
+    is_alone = [plan.compared is not None and set(pair) == set(plan.compared) for pair in pairs]
+    family = iter(together([each for each, alone in zip(compared, is_alone, strict=True) if not alone]))
+    return [
+        PairResult(first=first, second=second, **msgspec.structs.asdict(each if alone else next(family)))
+        for (first, second), each, alone in zip(pairs, compared, is_alone, strict=True)
+    ]
 
 
 def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
@@ -188,6 +198,7 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
         selection=mean_of(recorded, "selection"),
         agreement=agreement(sittings, samples) if samples > 1 else None,
         refusals=dict(Counter(rule for each in sittings for rule in each.answer.refused)),
+        reasons={rule: why for each in sittings for rule, why in each.answer.reasons.items()},
         cost_usd_per_state=float(sum(costs)) / states if costs else None,
         tokens_per_state=tokens / states if tokens else None,
     )
@@ -200,12 +211,15 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
     """
     if unknown := [name for name in (first, second) if name not in plan.entrants]:
         raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
-    ours, theirs = ([each for each in sittings if each.entrant == name] for name in (first, second))
+    first, second = sorted((first, second), key=plan.entrants.index)
+    by_entrant = {name: [each for each in sittings if each.entrant == name] for name in plan.entrants}
+    ours, theirs = by_entrant[first], by_entrant[second]
     parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
-    compared = {edge: compare(differences(part, theirs, plan.samples), plan.bound) for edge, part in parts.items()}
+    paired = {edge: differences(part, theirs, plan.samples) for edge, part in parts.items()}
+    compared = {edge: compare(each, plan.bound) for edge, each in paired.items() if each}
     return PairReport(
-        comparisons=[_pair_result(plan, ours, theirs, first, second)],
-        edges={edge: each for edge, each in compared.items() if each.states},
+        comparisons=[each for each in _comparisons(plan, by_entrant) if {each.first, each.second} == {first, second}],
+        edges=dict(zip(compared, together(list(compared.values())), strict=True)),
     )
 
 
@@ -243,5 +257,41 @@ def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) ->
     for pair in comparisons:
         if pair.states:
             relation = f"{pair.verdict} {'than' if pair.verdict in ('better', 'worse') else 'from'}"
-            after = f"after {pair.states} states ({pair.mean:+.2f} {unit})"
+            bounds = f", 95 % from {pair.interval.low:+.2f} to {pair.interval.high:+.2f}" if pair.interval else ""
+            after = f"after {pair.states} states ({pair.mean:+.2f}{bounds} {unit})"
             yield f"{pair.first}: {relation} {pair.second} {after}"
+
+
+def summary(plan: ExamPlan, result: ExamResult) -> str:
+    """Return who is better, for what, and on what ground: about the registered pair, or else the clearest one."""
+    own = {each.entrant: each for each in result.entrants}
+    if not own:
+        return "No state has decisions yet."
+    pair = max(result.comparisons, key=lambda each: _rank(plan, each))
+    is_turned = pair.mean < 0
+    first, second = (own[name] for name in ((pair.second, pair.first) if is_turned else (pair.first, pair.second)))
+    words = [f"{first.entrant} {_earned(first)}, {second.entrant} {_earned(second)}."]
+    if pair.verdict == UNDECIDED:
+        words.append(f"After {pair.states} states neither can be called better.")
+    else:
+        gaps = {edge: share.share - second.shares[edge].share for edge, share in first.shares.items()}
+        most = [f"{edge} ({gaps[edge]:+.2f})" for edge in sorted(gaps, key=lambda edge: -gaps[edge])[:2]]
+        after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
+        words.append(f"{first.entrant} is better than {second.entrant} {after}.")
+    if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
+        words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")
+    words.append("1 pair was compared." if len(own) == 2 else f"{len(result.comparisons)} pairs were compared.")
+    words += [f"It is exam {count + 1} with the name {name}." for name, count in result.earlier.items() if count]
+    return " ".join(words)
+
+
+def _rank(plan: ExamPlan, pair: PairResult) -> tuple[bool, bool, bool, float]:
+    names = {pair.first, pair.second}
+    evidence = max(pair.better_e_value, pair.worse_e_value)
+    return names == set(plan.compared or ()), plan.entrants[-1] not in names, pair.verdict != UNDECIDED, evidence
+
+
+def _earned(entrant: EntrantResult) -> str:
+    if entrant.share is not None:
+        return f"earned {entrant.share.share:.2f} of what was there"
+    return f"gained {_mean_cell(entrant.outcome)} of the volatility"
