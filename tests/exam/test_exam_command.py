@@ -74,43 +74,53 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TradingProvider]:
         yield provider
 
 
-@pytest.mark.slow
-def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
+def test_an_exam_ends_at_the_verdict_on_its_pair_and_says_first_who_is_better(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exam"
-    pair = (
-        "--models",
-        str(STRATEGIES),
-        "--compare",
-        "funding,sma-cross",
-        "--edges",
-        "carry",
-        "--concurrency",
-        "20",
-        "--secret",
-        "t",
-        "--json",
-    )
-    assert exam(out, *pair, states=120) == 0
+    pair = ("--variant", "Sovereign", "--variant", "Apex", "--compare", "sovereign-rules,nothing", "--json")
+    assert exam(out, *pair, states=400) == 0
     result = orjson.loads(capsys.readouterr().out)
     assert result["cause"] == "verdict"
-    assert result["states"] < result["planned"] == 120
-    funding, cross, nothing = result["entrants"]
-    assert funding["shares"]["carry"]["share"] > 0.9
-    assert nothing["share"]["share"] == 0
-    assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
+    assert result["states"] < result["planned"] == 400
     assert main(["exam", "report", str(out), "--json"]) == 0
     again = orjson.loads(capsys.readouterr().out)
-    assert main(["exam", "compare", str(out), "funding,sma-cross"]) == 0
-    assert "funding: better than sma-cross" in capsys.readouterr().out
-    assert main(["exam", "compare", str(out), "funding,somebody"]) == 2
+    assert main(["exam", "compare", str(out), "sovereign-rules,nothing"]) == 0
+    assert f"sovereign-rules: worse than nothing after {result['states']} states" in capsys.readouterr().out
+    assert main(["exam", "compare", str(out), "apex-rules,somebody"]) == 2
     assert "somebody did not take part" in capsys.readouterr().err
     report = report_data(out / "report.html")
     assert report["result"]["comparisons"] == again["comparisons"]
+    assert report["summary"].startswith("nothing earned 0.00 of what was there, sovereign-rules earned -")
+    for part in ("nothing is better than sovereign-rules after", "biased upward", "3 pairs were compared"):
+        assert part in report["summary"]
     shown = [example["entrant"] for example in report["examples"]]
-    assert shown == ["funding", "funding", "sma-cross", "sma-cross"], "the best and the worst decision of each strategy"
+    assert shown == [*2 * ["sovereign-rules"], *2 * ["apex-rules"]], "the best and the worst decision of each"
     assert (again["entrants"], again["comparisons"]) == (result["entrants"], result["comparisons"])
+    assert main(["exam", "check", str(out)]) == 0
+
+
+def test_a_strategy_earns_the_edge_that_it_knows_and_a_retake_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ("--strategy", f"{STRATEGIES.with_name('funding.py')}:Funding", "--edges", "carry", "--json")
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert exam(out, *known, states=4) == 0
+    funding, nothing = orjson.loads(capsys.readouterr().out.splitlines()[-1])["entrants"]
+    assert funding["shares"]["carry"]["share"] > 0.9
+    assert (funding["burntBp"] or {"mean": 0})["mean"] < 1e-6
+    assert nothing["share"]["share"] == 0
+    assert main(["exam", "report", str(tmp_path / "two")]) == 0
+    assert "It is exam 2 with the name funding." in capsys.readouterr().out
+    assert main(["exam", "check", str(tmp_path / "two"), "--strategies", str(STRATEGIES.parent)]) == 0
+    register = tmp_path / "exams.jsonl"
+    first, second = register.read_bytes().splitlines(keepends=True)
+    register.write_bytes(second)
+    assert main(["exam", "check", str(tmp_path / "two")]) == 2
+    assert "line 1 does not follow from the lines before it" in capsys.readouterr().err
+    register.write_bytes(first)
+    assert main(["exam", "check", str(tmp_path / "two")]) == 1
+    assert "has this exam after [{'funding': 0}], and exam.json says {'funding': 1}" in capsys.readouterr().out
 
 
 @pytest.mark.processes
@@ -421,11 +431,8 @@ def another_configuration(plan: dict[str, Any], rows: list[dict[str, Any]]) -> l
 
 
 @forgery
-def a_decision_dropped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for first in range(0, len(rows), 3):
-        idle = rows[first + 2]
-        rows[first] = idle | {"entrant": rows[first]["entrant"]}
-    return rows
+def decisions_dropped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rows[n - n % 3 + 2] | {"entrant": row["entrant"]} for n, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ async def check(
     sittings = [sitting for state in states for sitting in state]
     if plan.states != drawn:  # then no score can follow
         return Checked([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
-    wrong = [*filter(None, [unregistered(folder, plan)]), *_missing(plan, sittings)]
+    wrong = [*filter(None, [unregistered(folder, plan, secret)]), *_missing(plan, sittings)]
     for state in states:
         again = [
             Examinee(model, partial(_again, given, deciders)) for model, given in zip(plan.models, state, strict=True)

@@ -153,14 +153,14 @@ def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
 
 
 class Registered(msgspec.Struct, rename="camel"):
-    """An exam that was begun: the digests of its secret and of all lines before, and its entrants."""
+    """An exam that was begun: the digest of its seed, that of all lines before, and its entrants."""
 
-    secret_digest: str
+    seed_digest: str
     before: str
     entrants: list[str]
 
 
-def register(folder: Path, plan: ExamPlan) -> ExamPlan:
+def register(folder: Path, plan: ExamPlan, secret: str) -> ExamPlan:
     """Add an exam to the register beside its folder, and return its plan with the exams before it. Raises `OSError`.
 
     :raises StartError: the register is damaged
@@ -169,7 +169,7 @@ def register(folder: Path, plan: ExamPlan) -> ExamPlan:
     file.parent.mkdir(parents=True, exist_ok=True)
     with open_appending(file, waits=True) as opened:
         earlier, before = read_register(file)
-        entry = Registered(plan.secret_digest, before, plan.entrants)
+        entry = Registered(digest_of(plan.seed(secret)), before, plan.entrants)
         append(opened, msgspec.json.encode(entry) + b"\n")
     return replace(plan, earlier=_counted(earlier, plan))
 
@@ -191,17 +191,14 @@ def read_register(file: Path) -> tuple[list[Registered], str]:
     return entries, digest.hexdigest()
 
 
-def unregistered(folder: Path, plan: ExamPlan) -> str | None:
+def unregistered(folder: Path, plan: ExamPlan, secret: str) -> str | None:
     """Return how a plan contradicts the register beside its folder, if there is one. Raise like `read_register`."""
     file = folder.parent / REGISTER
-    if not file.exists():
+    entries, seed_digest = read_register(file)[0] if file.exists() else [], digest_of(plan.seed(secret))
+    counts = [_counted(entries[:n], plan) for n, each in enumerate(entries) if each.seed_digest == seed_digest]
+    if plan.earlier in counts or not file.exists():
         return None
-    entries, _ = read_register(file)
-    place = next((n for n, each in enumerate(entries) if each.secret_digest == plan.secret_digest), len(entries))
-    if place == len(entries) or entries[place].entrants != plan.entrants:
-        return f"{file} has no such exam of {', '.join(plan.entrants)}"
-    counted = _counted(entries[:place], plan)
-    return None if counted == plan.earlier else f"{PLAN} counts the earlier exams {plan.earlier}, and {file} {counted}"
+    return f"{file} has {f'this exam after {counts}' if counts else 'no such exam'}, and {PLAN} says {plan.earlier}"
 
 
 def _counted(entries: Sequence[Registered], plan: ExamPlan) -> dict[str, int]:

@@ -68,7 +68,7 @@ async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
                     async with client_of(own.cluster):
                         pass
                 plan, secret = new_plan(own, examined)
-                begin(spec.out, register(spec.out, plan), secret)
+                begin(spec.out, register(spec.out, plan, secret), secret)
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd
         sample += 1
