@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -16,9 +16,10 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, argument_of,
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
-from trader.core.files import replace_file
+from trader.core.files import decode_json, read_regular, replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
+from trader.exam.domain.scores import ENTRANTS_MIN, noise, rank_correlation
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import STATES_MAX, ExamPlan, read_plan, read_sittings
 from trader.exam.opening import ExamSpec
@@ -44,7 +45,7 @@ from trader.exam.sitting import EVERY
 from trader.settings.forms import Form, whole_number
 
 STATES = 700
-"""Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
+"""Default number of states: enough to separate shares of 0.5 and 0.1 with a noise of 1 in four of five exams."""
 
 
 def _number(least: float, most: float) -> Form[float]:
@@ -167,14 +168,10 @@ async def _run(spec: ExamSpec) -> ExamEnd:
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
-    add(
-        "--noise",
-        type=argument_of(_number(0, 10)),
-        default=0.5,
-        metavar="X",
-        help="standard deviation of a share from state to state; default: 0.5",
-    )
+    add("--shares", type=_shares_argument, default=(0.5, 0.1), metavar="A,B", help="of the oracle; default: 0.5,0.1")
+    noise = "standard deviation of a share from state to state; default: the pilot's, or 1"
+    add("--noise", type=argument_of(_number(0, 10)), metavar="X", help=noise)
+    add("--pilot", type=Path, metavar="FOLDER", help="an exam in worlds, whose noisiest entrant gives the noise")
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
     add(
         "--correlation",
@@ -202,7 +199,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
 
 
-@command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 700", arguments=_plan_arguments)
+@command("exam plan", example="trader exam plan --shares 0.5,0.1 --states 700", arguments=_plan_arguments)
 def exam_plan(options: argparse.Namespace) -> Result:
     """Simulate how many states an exam needs to separate two entrants, and what they cost.
 
@@ -210,7 +207,7 @@ def exam_plan(options: argparse.Namespace) -> Result:
     """
     first, second = options.sharpes or options.shares
     if options.sharpes is None:
-        design = in_worlds(first, second, options.noise)
+        design = in_worlds(first, second, _noise(options))
         pair = f"shares of {first:g} and {second:g} of the oracle"
     else:
         design = in_moments(first, second, options.correlation, HORIZONS[options.horizon])
@@ -228,6 +225,18 @@ def exam_plan(options: argparse.Namespace) -> Result:
     }
     code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
     return Result(value, _plan_lines(value), code)
+
+
+def _noise(options: argparse.Namespace) -> float:
+    """Return the noise of a share: as given, or that of the pilot. Raise `SettingsError`."""
+    if options.noise is not None or options.pilot is None:
+        return 1.0 if options.noise is None else float(options.noise)
+    plan, _ = read_plan(options.pilot)
+    sittings = read_sittings(options.pilot, plan)
+    most = max(noise(each for each in sittings if each.entrant == name) for name in plan.entrants)
+    if not most:
+        raise SettingsError([f"--pilot: {options.pilot} has no two planted worlds that an entrant decided in"])
+    return most
 
 
 def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
@@ -295,6 +304,45 @@ def exam_check(options: argparse.Namespace) -> Result:
     asked = f"{', '.join(again)} decided the same when asked again. " if again else ""
     lines = wrong or [f"Every score follows from the secret and the decisions. {asked}Other decisions are as recorded."]
     return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)
+
+
+def _relate_arguments(parser: argparse.ArgumentParser) -> None:
+    _report_arguments(parser)
+    parser.add_argument("season", type=Path, help="the folder of a season's result")
+
+
+class _Account(msgspec.Struct, rename="camel"):
+    model_id: str
+    initial_capital: Annotated[float, msgspec.Meta(gt=0)]
+    equity: float
+
+
+class _SeasonCard(msgspec.Struct):
+    accounts: list[_Account]
+
+
+@command("exam relate", example="trader exam relate exam winter", arguments=_relate_arguments)
+def exam_relate(options: argparse.Namespace) -> Result:
+    """Print how far an exam ranks its entrants as a season did: the rank correlation, with its interval.
+
+    Entrants are the same if they have the same id. One season says little: its own ranks are mostly noise.
+    """
+    plan, _ = read_plan(options.folder)
+    entrants = exam_result(plan, read_sittings(options.folder, plan)).entrants
+    shares = {each.entrant: each.share.share for each in entrants if each.share is not None}
+    try:
+        card = decode_json(read_regular(options.season / CARD_FILE), _SeasonCard)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{options.season / CARD_FILE} is not the card of a season: {error}") from None
+    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in card.accounts}
+    both = [name for name in shares if name in returns]
+    found = rank_correlation([shares[name] for name in both], [returns[name] for name in both])
+    if found is None:
+        named = ", ".join(both) or "none"
+        raise SettingsError([f"at least {ENTRANTS_MIN} entrants, not all equal, must be in both; in both are: {named}"])
+    low, high = found.interval
+    line = f"Rank correlation of shares and returns of {found.entrants} entrants: {found.correlation:+.2f}"
+    return Result(msgspec.to_builtins(found), [f"{line}, 95 % from {low:+.2f} to {high:+.2f}."], EXIT_DONE)
 
 
 def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:

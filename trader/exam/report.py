@@ -7,10 +7,12 @@ from itertools import combinations
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
 from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
+from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
     UNDECIDED,
     MeanOfStates,
@@ -21,6 +23,7 @@ from trader.exam.domain.scores import (
     burnt,
     compare,
     differences,
+    interval_of,
     mean_of,
     share_of_oracle,
     sizes,
@@ -64,10 +67,11 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
 
 
 class PairResult(PairComparison, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The comparison of two entrants, and their mean differences in each edge where asked for."""
+    """The comparison of two entrants, and the interval of their mean difference, which holds at every look."""
 
     first: str
     second: str
+    interval: ConfidenceInterval | None
 
 
 class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -164,14 +168,18 @@ def _digest(value: Any) -> str:
 def _comparisons(plan: ExamPlan, by_entrant: Mapping[str, Sequence[Sitting]]) -> list[PairResult]:
     """Return the comparison of each pair: the registered one by itself, and the others as one family."""
     pairs = list(combinations(plan.entrants, 2))
-    compared = [
-        compare(differences(by_entrant[first], by_entrant[second], plan.samples), plan.bound) for first, second in pairs
-    ]
-    is_alone = [plan.compared is not None and set(pair) == set(plan.compared) for pair in pairs]
-    family = iter(together([each for each, alone in zip(compared, is_alone, strict=True) if not alone]))
+    paired = [differences(by_entrant[first], by_entrant[second], plan.samples) for first, second in pairs]
+    alone = [set(pair) == set(plan.compared or ()) for pair in pairs]
+    compared = [compare(each, plan.bound) for each in paired]
+    family = iter(together([each for each, is_alone in zip(compared, alone, strict=True) if not is_alone]))
     return [
-        PairResult(first=first, second=second, **msgspec.structs.asdict(each if alone else next(family)))
-        for (first, second), each, alone in zip(pairs, compared, is_alone, strict=True)
+        PairResult(
+            first=first,
+            second=second,
+            interval=interval_of(np.array(values), plan.bound, plan.bound),
+            **msgspec.structs.asdict(each if is_alone else next(family)),
+        )
+        for (first, second), values, each, is_alone in zip(pairs, paired, compared, alone, strict=True)
     ]
 
 

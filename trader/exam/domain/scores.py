@@ -30,6 +30,9 @@ MOMENTS: Final = 2 * OUTCOME_MAX
 STATES_MIN: Final = 20
 """The states that an interval needs."""
 
+ENTRANTS_MIN: Final = 5
+"""The entrants that a rank correlation needs."""
+
 SIZED: Final = (0.8, 1.25)
 """Sizes between these count as the oracle's."""
 
@@ -96,7 +99,7 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     if total <= 0:
         return None
     share = float(scores.sum()) / total
-    return Share(count, share, _interval(scores / USUAL_VALUE, LOSS_MAX, GAIN_MAX, oracles / USUAL_VALUE, GAIN_MAX))
+    return Share(count, share, interval_of(scores / USUAL_VALUE, LOSS_MAX, GAIN_MAX, oracles / USUAL_VALUE, GAIN_MAX))
 
 
 def mean_of(scored: Sequence[Scored], name: Literal["score", "selection"]) -> MeanOfStates | None:
@@ -113,7 +116,7 @@ def burnt(scored: Sequence[Scored]) -> MeanOfStates | None:
 def _figure(values: Returns, loss: float, gain: float) -> MeanOfStates | None:
     if not len(values):
         return None
-    return MeanOfStates(float(values.mean()) + 0.0, _interval(values, loss, gain))  # no negative zero
+    return MeanOfStates(float(values.mean()) + 0.0, interval_of(values, loss, gain))  # no negative zero
 
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
@@ -129,7 +132,7 @@ def _by_state(scored: Iterable[Scored]) -> dict[int, list[Scored]]:
     return states
 
 
-def _interval(
+def interval_of(
     values: Returns, loss: float, gain: float, weights: Returns | float = 1.0, weight_max: float = 1.0
 ) -> ConfidenceInterval | None:
     """Return the 95% interval of the c with E[value] = c · E[weight]: of all c against which no bet has won.
@@ -164,6 +167,12 @@ def sizes(scored: Iterable[Scored]) -> Sizes:
         return Sizes(None, 0.0, 0.0)
     low, high = SIZED
     return Sizes(float(np.median(held)), float((held < low).mean()), float((held > high).mean()))
+
+
+def noise(scored: Iterable[Scored]) -> float:
+    """Return the standard deviation of the share from one planted state to the next; 0 with fewer than two."""
+    shares = [each.score / USUAL_VALUE for each in scored if each.kind == "planted"]
+    return float(np.std(shares, ddof=1)) if len(shares) > 1 else 0.0
 
 
 def agreement(scored: Sequence[Scored], samples: int) -> float | None:
@@ -204,13 +213,12 @@ UNDECIDED: Final = "not distinguishable yet"
 class PairComparison(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """The verdict on two entrants after some states, and the mean of their differences in their units.
 
-    The levels are one over the largest wealth of either bet so far, and the e-values their present wealth. The interval
-    holds at every look; the mean is biased away from zero where a verdict has ended the exam.
+    The levels are one over the largest wealth of either bet so far, and the e-values their present wealth. The mean
+    is biased away from zero where a verdict has ended the exam.
     """
 
     states: int
     mean: float
-    interval: ConfidenceInterval | None
     better_level: float
     worse_level: float
     better_e_value: float
@@ -223,14 +231,14 @@ def compare(differences: Sequence[float], bound: float = WORLDS, level: float = 
     half the level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
-        return PairComparison(0, 0.0, None, 1.0, 1.0, 1.0, 1.0, UNDECIDED)
+        return PairComparison(0, 0.0, 1.0, 1.0, 1.0, 1.0, UNDECIDED)
     bounds = np.full(len(values), bound)
     better, worse = bet(values, bounds), bet(-values, bounds)
     verdict: PairVerdict = UNDECIDED
     if min(better.level, worse.level) <= level / 2:
         verdict = "better" if better.level < worse.level else "worse"
-    mean, interval = float(values.mean()), _interval(values, bound, bound)
-    return PairComparison(len(values), mean, interval, better.level, worse.level, better.wealth, worse.wealth, verdict)
+    mean = float(values.mean())
+    return PairComparison(len(values), mean, better.level, worse.level, better.wealth, worse.wealth, verdict)
 
 
 def together(compared: Sequence[PairComparison], level: float = LEVEL) -> list[PairComparison]:
@@ -249,3 +257,33 @@ def together(compared: Sequence[PairComparison], level: float = LEVEL) -> list[P
         return "better" if each.better_e_value > each.worse_e_value else "worse"
 
     return [replace(each, verdict=verdict(each)) for each in compared]
+
+
+class RankCorrelation(msgspec.Struct, frozen=True, rename="camel"):
+    """Spearman's rank correlation of two results of the same entrants, and its 95% interval."""
+
+    entrants: int
+    correlation: float
+    interval: ConfidenceInterval
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation | None:
+    """Return how far two results rank entrants alike; None for fewer than 5, or if all are equal in one of them.
+
+    Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
+    Psychometrika 65:1 (2000). So few entrants prove no perfect correlation, so the interval is never of a larger one
+    than 1 - 1/n.
+    """
+    count, ranks = len(first), [_ranks(np.asarray(each)) for each in (first, second)]
+    if count < ENTRANTS_MIN or any(np.ptp(each) == 0 for each in ranks):
+        return None
+    correlation = float(np.corrcoef(*ranks)[0, 1])
+    most = min(abs(correlation), 1 - 1 / count)
+    middle, half = math.copysign(math.atanh(most), correlation), 1.96 * math.sqrt((1 + most**2 / 2) / (count - 3))
+    return RankCorrelation(count, correlation, ConfidenceInterval(math.tanh(middle - half), math.tanh(middle + half)))
+
+
+def _ranks(values: Returns) -> Returns:
+    """Return the rank of each value; equal ones share their mean rank."""
+    ranks: Returns = (values[:, None] > values).sum(axis=1) + (values[:, None] == values).sum(axis=1) / 2
+    return ranks
