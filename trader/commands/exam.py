@@ -235,7 +235,7 @@ def _noise(options: argparse.Namespace) -> float:
     sittings = read_sittings(options.pilot, plan)
     most = max(noise(each for each in sittings if each.entrant == name) for name in plan.entrants)
     if not most:
-        raise SettingsError([f"--pilot: {options.pilot} has no two planted worlds that an entrant decided in"])
+        raise SettingsError([f"--pilot: {options.pilot} has no entrant that traded in planted worlds"])
     return most
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -33,17 +33,11 @@ _OTHER_STATES: Final = (
 )
 
 
-class Checked(NamedTuple):
-    """What is wrong with an exam, and the entrants who decided the same when asked again."""
-
-    wrong: list[str]
-    again: list[str]
-
-
 async def check(
     folder: Path, data: Path | None = None, funding: str | None = None, strategies: Path | None = None
-) -> Checked:
-    """Check that every score follows from the secret, the recording and the decisions, and that none is missing.
+) -> tuple[list[str], list[str]]:
+    """Return what is wrong with an exam, and the entrants who were asked again; nothing is wrong if every score follows
+    from the secret, the recording and the decisions, and none is missing.
 
     Rule agents decide again if the same program began the exam, and so do the strategies whose files are in the folder
     `strategies`.
@@ -55,7 +49,7 @@ async def check(
         plan, secret = read_plan(folder)
         states = read_states(folder, plan)
     except ContradictoryExam as error:
-        return Checked([str(error)], [])
+        return ([str(error)], [])
     deciders = _deciders(plan, strategies)
     intervals = sorted({interval for each in deciders.values() for interval in each.intervals})
     room: ExamRoom
@@ -69,7 +63,7 @@ async def check(
     drawn = draw_states(room, seed, plan)
     sittings = [sitting for state in states for sitting in state]
     if plan.states != drawn:  # then no score can follow
-        return Checked([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
+        return ([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
     wrong = [*filter(None, [unregistered(folder, plan, secret)]), *_missing(plan, sittings)]
     for state in states:
         again = [
@@ -78,7 +72,7 @@ async def check(
         for given, new in zip(state, await sit(room, seed, drawn[state[0].state], again), strict=True):
             difference = _difference(given, new)
             wrong += [] if difference is None else [difference]
-    return Checked(wrong + card_differences(folder, plan, sittings), list(deciders))
+    return (wrong + card_differences(folder, plan, sittings), list(deciders))
 
 
 def _deciders(plan: ExamPlan, folder: Path | None) -> dict[str, Strategy]:

@@ -277,7 +277,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
     count, ranks = len(first), [_ranks(np.asarray(each)) for each in (first, second)]
     if count < ENTRANTS_MIN or any(np.ptp(each) == 0 for each in ranks):
         return None
-    correlation = float(np.corrcoef(*ranks)[0, 1])
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
     most = min(abs(correlation), 1 - 1 / count)
     middle, half = math.copysign(math.atanh(most), correlation), 1.96 * math.sqrt((1 + most**2 / 2) / (count - 3))
     return RankCorrelation(count, correlation, ConfidenceInterval(math.tanh(middle - half), math.tanh(middle + half)))

@@ -80,7 +80,9 @@ const intervals = (bounds, places) =>
 
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */
 function Profile({ one, bounds }) {
-  const notes = Object.entries(one.refusals).map(([rule, count]) => `refused ${count} × ${rule} (${one.reasons[rule] ?? rule})`)
+  const notes = Object.entries(one.refusals).map(
+    ([rule, count]) => `refused ${count} × ${rule} (${one.reasons[rule] ?? rule})`,
+  )
   if (one.costUsdPerState != null)
     notes.push(`${number(one.costUsdPerState, 4)} USD and ${number(one.tokensPerState ?? 0, 0)} tokens per state`)
   if (one.agreement != null)
