@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -52,6 +52,10 @@ def _number(least: float, most: float) -> Form[float]:
     return Form(f"a number from {least:g} to {most:g}", ".+", float, lambda number: least <= number <= most)
 
 
+def _number_argument(least: float, most: float) -> Callable[[str], float]:
+    return argument_of(_number(least, most))
+
+
 _states_argument: Final = argument_of(whole_number(1, STATES_MAX))
 _secret_argument: Final = argument_of(Form("1 to 200 printable ASCII characters", "[ -~]{1,200}", str, is_secret=True))
 _edges_argument: Final = argument_of(
@@ -85,18 +89,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
-    add(
-        "--workers",
-        type=count_argument,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="processes for entrants that are code",
-    )
-    add(
-        "--cluster",
-        metavar="ADDRESS",
-        help="a Dask scheduler whose workers run entrants that are code; they need the same files",
-    )
+    workers = os.cpu_count() or 1
+    add("--workers", type=count_argument, default=workers, metavar="N", help="processes for entrants that are code")
+    cluster = "a Dask scheduler whose workers run entrants that are code; they need the same files"
+    add("--cluster", metavar="ADDRESS", help=cluster)
     add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
@@ -170,32 +166,14 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shares", type=_shares_argument, default=(0.5, 0.1), metavar="A,B", help="of the oracle; default: 0.5,0.1")
     noise = "standard deviation of a share from state to state; default: the pilot's, or 1"
-    add("--noise", type=argument_of(_number(0, 10)), metavar="X", help=noise)
+    add("--noise", type=_number_argument(0, 10), metavar="X", help=noise)
     add("--pilot", type=Path, metavar="FOLDER", help="an exam in worlds, whose noisiest entrant gives the noise")
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
-    add(
-        "--correlation",
-        type=argument_of(_number(-1, 1)),
-        default=0.67,
-        metavar="X",
-        help="of two outcomes; default: 0.67",
-    )
+    add("--correlation", type=_number_argument(-1, 1), default=0.67, metavar="X", help="of two outcomes; default: 0.67")
     add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
     add("--states", type=_states_argument, default=STATES, metavar="N", help=f"to promise; default: {STATES}")
-    add(
-        "--usd",
-        type=argument_of(_number(0, 1000)),
-        default=0.01,
-        metavar="USD",
-        help="cost of a decision; default: 0.01",
-    )
-    add(
-        "--seconds",
-        type=argument_of(_number(0, 86_400)),
-        default=20,
-        metavar="S",
-        help="time of a decision; default: 20",
-    )
+    add("--usd", type=_number_argument(0, 1000), default=0.01, metavar="USD", help="of a decision; default: 0.01")
+    add("--seconds", type=_number_argument(0, 86_400), default=20, metavar="S", help="of a decision; default: 20")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
 
 

@@ -234,29 +234,22 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
 def outcome_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of outcomes for each entrant, in units of the horizon's volatility."""
     for entrant in result.entrants:
-        yield entrant.entrant, f"{entrant.states}", *map(_mean_cell, (entrant.outcome, entrant.selection))
-
-
-def _mean_cell(figure: MeanOfStates | None) -> str:
-    if figure is None:
-        return "–"
-    text, bounds = f"{figure.mean:+.3f}", figure.interval
-    return text if bounds is None else f"{text} ±{(bounds.high - bounds.low) / 2:.3f}"
+        figures = [each and _cell(each.mean, each.interval, 3) for each in (entrant.outcome, entrant.selection)]
+        yield entrant.entrant, f"{entrant.states}", *(each or "–" for each in figures)
 
 
 def share_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of shares for each entrant."""
     for entrant in result.entrants:
-        cells = [_cell(entrant.shares.get(edge)) for edge in Edge]
-        lost = entrant.burnt_bp
-        yield entrant.entrant, *cells, _cell(entrant.share), "–" if lost is None else f"{lost.mean:.1f} bp"
+        shares, lost = entrant.shares, entrant.burnt_bp
+        cells = [_cell(shares[edge].share) if edge in shares else "–" for edge in Edge]
+        whole = "–" if entrant.share is None else _cell(entrant.share.share, entrant.share.interval)
+        yield entrant.entrant, *cells, whole, "–" if lost is None else f"{lost.mean:.1f} bp"
 
 
-def _cell(share: Share | None) -> str:
-    if share is None:
-        return "–"
-    text = f"{share.share:+.2f}"
-    return text if share.interval is None else f"{text} ±{(share.interval.high - share.interval.low) / 2:.2f}"
+def _cell(figure: float, bounds: ConfidenceInterval | None = None, places: int = 2) -> str:
+    low, high = (f"{bound:+.{places}f}" for bound in bounds) if bounds else ("", "")
+    return f"{figure:+.{places}f}" + (f" ({low} to {high})" if bounds else "")
 
 
 def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) -> Iterator[str]:
@@ -302,4 +295,4 @@ def _rank(plan: ExamPlan, pair: PairResult) -> tuple[bool, bool, bool, float]:
 def _earned(entrant: EntrantResult) -> str:
     if entrant.share is not None:
         return f"earned {entrant.share.share:.2f} of what was there"
-    return f"gained {_mean_cell(entrant.outcome)} of the volatility"
+    return f"gained {entrant.outcome.mean if entrant.outcome else 0:+.3f} of the volatility"

@@ -50,6 +50,9 @@ LINE_MAX: Final = 1 << 22
 ERROR_MAX: Final = 4000
 """Maximum characters of a strategy's error."""
 
+NAME_MAX: Final = 100
+"""Maximum characters of a strategy's name; an account's id has fewer."""
+
 OUTPUT_MAX: Final = 1 << 16
 """How many bytes of what a strategy prints are logged for each answer; more is read and dropped."""
 
@@ -97,7 +100,7 @@ class Begun(msgspec.Struct):
     shown: Shown = Shown(())
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=DEADLINE_MAX_S)] = 0.0
     error: str | None = None
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)] = ""
     variant: VariantId = VariantId.APEX
 
     def __post_init__(self) -> None:
@@ -435,7 +438,7 @@ def main() -> None:
     except (SettingsError, StrategyError) as error:
         answers.write(msgspec.json.encode(Begun(error=str(error))) + b"\n")
         return
-    begun = Begun(strategy.shown, strategy.deadline_s, name=strategy.name, variant=strategy.variant)
+    begun = Begun(strategy.shown, strategy.deadline_s, name=str(strategy.name)[:NAME_MAX], variant=strategy.variant)
     answers.write(msgspec.json.encode(begun) + b"\n")
     views = msgspec.json.Decoder(View)
     while time.process_time() < RENEWED_AFTER_S and (line := lines.readline()):
