@@ -105,7 +105,7 @@ def test_a_strategy_earns_the_edge_that_it_knows_and_a_retake_is_shown(
 ) -> None:
     known = ("--strategy", f"{STRATEGIES.with_name('funding.py')}:Funding", "--edges", "carry", "--json")
     for out in (tmp_path / "one", tmp_path / "two"):
-        assert exam(out, *known, states=4) == 0
+        assert exam(out, *known, states=2) == 0
     funding, nothing = orjson.loads(capsys.readouterr().out.splitlines()[-1])["entrants"]
     assert funding["shares"]["carry"]["share"] > 0.9
     assert (funding["burntBp"] or {"mean": 0})["mean"] < 1e-6

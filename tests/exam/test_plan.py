@@ -59,7 +59,7 @@ def test_an_invalid_number_is_refused(options: tuple[str, str], capsys: pytest.C
 
 def test_the_noise_of_a_plan_is_a_pilots_or_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pilot = tmp_path / "pilot"
-    assert main(["exam", "run", "--states", "12", "--secret", "s", "--out", str(pilot)]) == 0
+    assert main(["exam", "run", "--workers", "1", "--states", "12", "--secret", "s", "--out", str(pilot)]) == 0
     deviations = []
     for given in ((), ("--noise", "1"), ("--pilot", str(pilot))):
         capsys.readouterr()
@@ -71,7 +71,7 @@ def test_the_noise_of_a_plan_is_a_pilots_or_1(tmp_path: Path, capsys: pytest.Cap
 
 def test_an_exam_and_a_season_are_related_by_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exam, season = tmp_path / "exam", tmp_path / "winter"
-    assert main(["exam", "run", "--states", "10", "--secret", "s", "--out", str(exam)]) == 0
+    assert main(["exam", "run", "--workers", "1", "--states", "10", "--secret", "s", "--out", str(exam)]) == 0
     season.mkdir()
     capsys.readouterr()
     assert main(["exam", "report", str(exam), "--json"]) == 0
