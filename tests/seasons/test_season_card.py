@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jsonschema_rs
@@ -564,6 +565,26 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
         if not _is_same(folder, published.folder) and not verify(folder, anchors):
             accepted.append((what, False))
     assert accepted == []
+
+
+@pytest.mark.parametrize(("equity", "is_found"), [("10008.90", False), ("10009.90", True)])
+def test_the_documented_verifier_adds_fills_and_payments_up_to_equity(equity: str, is_found: bool) -> None:
+    def at(minute: int) -> str:
+        return (START + minute * MINUTE).isoformat()
+
+    fill = {"table": "fills", "symbol": "BTC", "quantity": "0.01", "fee": "0.5", "liquidation_fee": "0"}
+    ledger = [
+        {**fill, "side": "buy", "price": "100000", "created_at": at(70)},
+        {"table": "funding_payments", "amount": "-0.1", "created_at": at(120)},
+        {**fill, "side": "sell", "price": "101000", "created_at": at(150)},
+    ]
+    ends = {59: "10000", 119: "12345", 179: equity}
+    season = SimpleNamespace(
+        tables={"models": [["ada"]]}, until=START + 3 * HOUR, is_open=bool, ledger=lambda *_: ledger,
+        runs=lambda _: [{"initial_capital": "10000"}],
+        hours=lambda *_: [{"last": last, "last_at": at(minute)} for minute, last in ends.items()],
+    )  # fmt: skip
+    assert bool(list(_second_verifier().equity_problems(season))) is is_found
 
 
 @pytest.mark.parametrize("step", ["opened", "amended"])
