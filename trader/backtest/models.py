@@ -1,7 +1,7 @@
 """Models of a backtest: rule agents, AI models of a models file, and recorded ones of a folder or a database."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from datetime import datetime
@@ -45,9 +45,6 @@ from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
 from trader.settings.settings import Settings
-
-StrategyLoader = Callable[[Any, Mapping[str, Any]], LoadedStrategy | ConfinedStrategy]
-"""Loads a strategy with its parameters: into this process, or into processes of its own. Raises `SettingsError`."""
 
 ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
 CASSETTE: Final = "cassette"
@@ -107,12 +104,11 @@ async def choose_models(
     first_prices: Mapping[str, float] | None = None,
     decisions: int | None = None,
     guard: Mapping[str, int] | None = None,
-    load: StrategyLoader = load_strategy,
 ) -> Chosen:
     """Return the models of the entrants. Their resources are closed with the stack.
 
     `environ` has the settings of the conditions, `span` the seconds in which they decide, `first_prices` the prices
-    from which a mask is made, `guard` the limits that differ from the variants' own, and `load` loads strategy files.
+    from which a mask is made, and `guard` the limits that differ from the variants' own.
 
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
@@ -122,13 +118,13 @@ async def choose_models(
     if entrants.variants or not (entrants.models or entrants.models_from or entrants.strategy or entrants.agents):
         own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
     if entrants.strategy:
-        own.append(_of_strategy(load(entrants.strategy, entrants.params), entrants.params, every, starts_at, guard))
+        own.append(_of_strategy(entrants, starts_at, guard))
     _check_exclusive(entrants)
     mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None
     if entrants.agents:
         chosen = await _of_agents(entrants, settings, (starts_at, ends_at), mask, stack)
     elif entrants.models:
-        chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions, load)
+        chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions)
     elif entrants.models_from and (Path(entrants.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(entrants.models_from))
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
@@ -198,14 +194,19 @@ def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: d
     raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
 
 
-def _of_strategy(
-    strategy: LoadedStrategy | ConfinedStrategy,
-    params: Mapping[str, Any],
-    every: str | None,
-    at: datetime,
-    guard: Mapping[str, int],
-) -> tuple[Model, DecisionSource]:
-    """Return the model of a strategy with its decision source."""
+def _loaded(
+    entrants: Participants, reference: str | type[Any], params: Mapping[str, Any]
+) -> LoadedStrategy | ConfinedStrategy:
+    """Return a strategy that decides in this process, or confined in others. Raise `SettingsError`."""
+    if entrants.confined and isinstance(reference, str):
+        return ConfinedStrategy(reference, params)
+    return load_strategy(reference, params)
+
+
+def _of_strategy(entrants: Participants, at: datetime, guard: Mapping[str, int]) -> tuple[Model, DecisionSource]:
+    """Return the model of the entrants' strategy with its decision source."""
+    assert entrants.strategy is not None, "there is a strategy"
+    strategy = _loaded(entrants, entrants.strategy, entrants.params)
     strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
     try:
         model_id = msgspec.convert(strategy.name, ModelId)
@@ -218,7 +219,7 @@ def _of_strategy(
         provider="strategy",
         router_model_name=f"{strategy.file.name}:{strategy.class_name}",
         created_at=at,
-        configuration=ModelConfiguration(every=every, params=params),
+        configuration=ModelConfiguration(every=entrants.every, params=entrants.params),
     )
     return model, RecordingStrategySource(model, strategy)
 
@@ -325,7 +326,6 @@ def _of_file(
     period: tuple[datetime, datetime],
     stack: AsyncExitStack,
     decisions: int | None,
-    load: StrategyLoader,
 ) -> Chosen:
     entries = read_models(file, entrants.env_file, entrants.send_keys_to)
     models = [_model(entry, entrants.every, period[0]) for entry in entries if entry.active]
@@ -351,7 +351,7 @@ def _of_file(
         for name, client in clients.items()
         if client.is_remote
     }
-    sources = [_with_source(model, providers, settings, period[1], load) for model in models]
+    sources = [_with_source(entrants, model, providers, settings, period[1]) for model in models]
     return Chosen(sources, cassette, spending, True)
 
 
@@ -376,16 +376,16 @@ def _model(entry: ModelEntry, every: str | None, at: datetime) -> Model:
 
 
 def _with_source(
+    entrants: Participants,
     model: Model,
     providers: Mapping[str, KeptAnswers],
     settings: Settings,
     ends_at: datetime,
-    load: StrategyLoader = load_strategy,
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
         return model, RecordingStrategySource(model, VARIANTS[model.variant].agent())
     if model.provider == "strategy":
-        strategy = load(model.router_model_name, model.configuration.params)
+        strategy = _loaded(entrants, model.router_model_name, model.configuration.params)
         strategy.limits = VARIANTS[model.variant].limits
         return model, RecordingStrategySource(model, strategy)
     return model, AiSource(model, providers[model.provider], settings, ends_at)
@@ -441,7 +441,7 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
     names = {model.provider for model in cassette.models.values()}
     models = [model for model in cassette.models.values() if not is_masked(model.id, cassette.models)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
-    return [_with_source(model, providers, settings, ends_at) for model in models]
+    return [(model, AiSource(model, providers[model.provider], settings, ends_at)) for model in models]
 
 
 def is_masked(model_id: str, models: Container[str]) -> bool:

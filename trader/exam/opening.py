@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from trader.agents.domain.models import Model, contamination
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
-from trader.agents.providers.strategy_process import ConfinedStrategy
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.models import Chosen, choose_models, renewed
 from trader.backtest.sources import AiSource, RecordingStrategySource
@@ -184,9 +183,8 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
         span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples
-        chosen = await choose_models(
-            spec.entrants, environ, settings, span, stack, prices, count, load=ConfinedStrategy
-        )
+        participants = replace(spec.entrants, confined=True)
+        chosen = await choose_models(participants, environ, settings, span, stack, prices, count)
         entrants = [
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]

@@ -168,18 +168,18 @@ def _digest(value: Any) -> str:
 def _comparisons(plan: ExamPlan, by_entrant: Mapping[str, Sequence[Sitting]]) -> list[PairResult]:
     """Return the comparison of each pair: the registered one by itself, and the others as one family."""
     pairs = list(combinations(plan.entrants, 2))
-    paired = [differences(by_entrant[first], by_entrant[second], plan.samples) for first, second in pairs]
-    alone = [set(pair) == set(plan.compared or ()) for pair in pairs]
-    compared = [compare(each, plan.bound) for each in paired]
-    family = iter(together([each for each, is_alone in zip(compared, alone, strict=True) if not is_alone]))
+    paired = {(one, two): differences(by_entrant[one], by_entrant[two], plan.samples) for one, two in pairs}
+    compared = {pair: compare(values, plan.bound) for pair, values in paired.items()}
+    family = [pair for pair in pairs if set(pair) != set(plan.compared or ())]
+    compared |= dict(zip(family, together([compared[pair] for pair in family]), strict=True))
     return [
         PairResult(
-            first=first,
-            second=second,
-            interval=interval_of(np.array(values), plan.bound, plan.bound),
-            **msgspec.structs.asdict(each if is_alone else next(family)),
+            first=pair[0],
+            second=pair[1],
+            interval=interval_of(np.array(paired[pair]), plan.bound, plan.bound),
+            **msgspec.structs.asdict(each),
         )
-        for (first, second), values, each, is_alone in zip(pairs, paired, compared, alone, strict=True)
+        for pair, each in compared.items()
     ]
 
 
