@@ -271,7 +271,8 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     pair = max(result.comparisons, key=lambda each: _rank(plan, each))
     is_turned = pair.mean < 0
     first, second = (own[name] for name in ((pair.second, pair.first) if is_turned else (pair.first, pair.second)))
-    words = [f"{first.entrant} {_earned(first)}, {second.entrant} {_earned(second)}."]
+    unit = "of what was there" if result.recording_sha256 is None else "times the volatility in a state"
+    words = [f"{first.entrant} earned {_earned(first)} {unit}, {second.entrant} {_earned(second)}."]
     if pair.verdict == UNDECIDED:
         words.append(f"After {pair.states} states neither can be called better.")
     else:
@@ -294,5 +295,5 @@ def _rank(plan: ExamPlan, pair: PairResult) -> tuple[bool, bool, bool, float]:
 
 def _earned(entrant: EntrantResult) -> str:
     if entrant.share is not None:
-        return f"earned {entrant.share.share:.2f} of what was there"
-    return f"gained {entrant.outcome.mean if entrant.outcome else 0:+.3f} of the volatility"
+        return f"{entrant.share.share:.2f}"
+    return "–" if entrant.outcome is None else f"{entrant.outcome.mean:+.3f}"
