@@ -24,6 +24,7 @@ TABLES = (
 )  # fmt: skip
 FILES = {"card.json", "card.schema.json", "record.jsonl", "report.html", *(f"{name}.csv" for name in TABLES)}
 ORDERS = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
+CENT, FLAT_FOR = Decimal("0.01"), timedelta(minutes=2)
 EARLY, LATE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 Row = dict[str, Any]
@@ -469,6 +470,29 @@ def bound_problems(evidence: Row, season: Season) -> Iterator[str]:
                 yield f"card: {model_id} is {row['verdict']!r}, though an hour moved beyond its bound"
 
 
+def equity_problems(season: Season) -> Iterator[str]:
+    """Yield the hours that ended without a position and with another equity than fills and payments add up to."""
+    for account in (row[0] for row in season.tables["models"]):
+        for run in filter(season.is_open, season.runs(account)):
+            ledger, place = season.ledger(account, run), 0
+            equity, held = Decimal(run["initial_capital"]), defaultdict[str, Decimal](Decimal)
+            for hour in season.hours(account, run):
+                at = moment(hour["last_at"])
+                while place < len(ledger) and moment(ledger[place]["created_at"]) <= at:
+                    row, place = ledger[place], place + 1
+                    equity += cash(row)
+                    if row["table"] == "fills":
+                        held[row["symbol"]] += Decimal(row["quantity"]) * (1 if row["side"] == "buy" else -1)
+                is_near = any(abs(moment(row["created_at"]) - at) < FLAT_FOR for row in ledger[max(0, place - 1) :][:2])
+                if (
+                    at < season.until
+                    and not is_near
+                    and not any(held.values())
+                    and abs(equity - Decimal(hour["last"])) > CENT
+                ):
+                    yield f"{account} was flat at {at} with {hour['last']}, and fills and payments add up to {equity}"
+
+
 def late_problems(season: Season, late: set[int]) -> Iterator[str]:
     """Yield what was opened or changed after decisions or hours of the season were recorded."""
     rules: Row = {}
@@ -482,7 +506,7 @@ def late_problems(season: Season, late: set[int]) -> Iterator[str]:
         rules = step.get("rules", rules)
 
 
-def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
+def problems(folder: Path, anchors: dict[int, str], *, adds_up: bool) -> Iterator[str]:
     names = {file.name for file in folder.iterdir() if file.is_file() and not file.is_symlink()}
     if names != FILES or len(list(folder.iterdir())) != len(FILES):
         yield f"the folder does not have exactly the files of a result: {names ^ FILES}"
@@ -505,6 +529,10 @@ def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
             season = Season(record, step["season"], moment(result["until"]))
             if digest.hex() != result["head"]:
                 yield f"position {position}: the closing names another head"
+    if lines.count(lines[-1]) > 1:
+        yield "the closing of the season is in the record twice"
+    if anchors and max(anchors) < len(lines):
+        yield f"no anchor covers the record after position {max(anchors)}: its end may have been rewritten"
     if beyond := sorted(position for position in anchors if position > len(lines)):
         yield f"the record ends at position {len(lines)}, before the anchor at {beyond[0]}"
     if season is None:
@@ -513,6 +541,7 @@ def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
     opened = season.steps[0]
     if "seed_digest" in opened and hashlib.sha256(step.get("seed", "").encode()).hexdigest() != opened["seed_digest"]:
         yield "the published seed does not have the digest of the opening"
+    yield from equity_problems(season) if adds_up else ()
     yield from late_problems(season, {number for name, number in record.late if name == step["season"]})
     yield from file_problems(folder, season, result, step["season"])
     until = f"{result['until']}: {len(season.tables['models'])} entrants, {len(lines)} links"
@@ -533,16 +562,29 @@ def file_problems(folder: Path, season: Season, result: Row, number: int) -> Ite
     yield from evidence_problems(card, season)
 
 
-def verify(folder: Path, anchors: dict[int, str]) -> list[str]:
-    """Return everything that is wrong with a result. `anchors` are the known digests by position."""
+def read_anchors(file: Path) -> tuple[dict[int, str], list[str]]:
+    """Return the digests by position, and the positions for which the file has two."""
+    anchors: dict[int, str] = {}
+    found = [
+        f"the anchors contradict each other at position {anchor['position']}"
+        for anchor in map(json.loads, filter(str.strip, file.read_text().splitlines()))
+        if anchors.setdefault(anchor["position"], anchor["digest"]) != anchor["digest"]
+    ]
+    return anchors, found or ([] if anchors else ["no anchor covers the record"])
+
+
+def verify(folder: Path, anchors: dict[int, str], *, adds_up: bool = False) -> list[str]:
+    """Return everything that is wrong with a result. `anchors` are the known digests by position; with `adds_up`, fills
+    and payments must add up to equity in flat hours.
+    """
     try:
-        return list(problems(folder, anchors))
+        return list(problems(folder, anchors, adds_up=adds_up))
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return [f"the result cannot be read: {error!r}"]
 
 
 if __name__ == "__main__":
-    anchored = map(json.loads, filter(str.strip, Path(sys.argv[2]).read_text().splitlines()))
-    found = verify(Path(sys.argv[1]), {anchor["position"]: anchor["digest"] for anchor in anchored})
+    anchored, found = read_anchors(Path(sys.argv[2]))
+    found += verify(Path(sys.argv[1]), anchored, adds_up=True)
     print("\n".join(found) or "intact")
     sys.exit(bool(found))

@@ -48,7 +48,12 @@ def verify(address: str, anchors: dict[int, str]) -> Iterator[str]:
 
 
 lines = Path(sys.argv[2]).read_text().splitlines() if len(sys.argv) > 2 else []
-anchored = {anchor["position"]: anchor["digest"] for anchor in map(json.loads, filter(str.strip, lines))}
-problems = list(verify(sys.argv[1].rstrip("/"), anchored))
+anchored: dict[int, str] = {}
+problems = [
+    f"position {anchor['position']}: the anchors contradict each other"
+    for anchor in map(json.loads, filter(str.strip, lines))
+    if anchored.setdefault(anchor["position"], anchor["digest"]) != anchor["digest"]
+]
+problems += verify(sys.argv[1].rstrip("/"), anchored)
 print("\n".join(problems) or "intact")
 sys.exit(bool(problems))

@@ -8,6 +8,7 @@ from functools import reduce
 from operator import getitem
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import jsonschema_rs
@@ -73,43 +74,53 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TradingProvider]:
         yield provider
 
 
-@pytest.mark.slow
-def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
+def test_an_exam_ends_at_the_verdict_on_its_pair_and_says_first_who_is_better(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exam"
-    pair = (
-        "--models",
-        str(STRATEGIES),
-        "--compare",
-        "funding,sma-cross",
-        "--edges",
-        "carry",
-        "--concurrency",
-        "20",
-        "--secret",
-        "t",
-        "--json",
-    )
-    assert exam(out, *pair, states=120) == 0
+    pair = ("--variant", "Sovereign", "--variant", "Apex", "--compare", "sovereign-rules,nothing", "--json")
+    assert exam(out, *pair, states=400) == 0
     result = orjson.loads(capsys.readouterr().out)
     assert result["cause"] == "verdict"
-    assert result["states"] < result["planned"] == 120
-    funding, cross, nothing = result["entrants"]
-    assert funding["shares"]["carry"]["share"] > 0.9
-    assert nothing["share"]["share"] == 0
-    assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
+    assert result["states"] < result["planned"] == 400
     assert main(["exam", "report", str(out), "--json"]) == 0
     again = orjson.loads(capsys.readouterr().out)
-    assert main(["exam", "compare", str(out), "funding,sma-cross"]) == 0
-    assert "funding: better than sma-cross" in capsys.readouterr().out
-    assert main(["exam", "compare", str(out), "funding,somebody"]) == 2
+    assert main(["exam", "compare", str(out), "sovereign-rules,nothing"]) == 0
+    assert f"sovereign-rules: worse than nothing after {result['states']} states" in capsys.readouterr().out
+    assert main(["exam", "compare", str(out), "apex-rules,somebody"]) == 2
     assert "somebody did not take part" in capsys.readouterr().err
     report = report_data(out / "report.html")
     assert report["result"]["comparisons"] == again["comparisons"]
+    assert report["summary"].startswith("nothing earned 0.00 of what was there, sovereign-rules -")
+    for part in ("nothing is better than sovereign-rules after", "biased upward", "3 pairs were compared"):
+        assert part in report["summary"]
     shown = [example["entrant"] for example in report["examples"]]
-    assert shown == ["funding", "funding", "sma-cross", "sma-cross"], "the best and the worst decision of each strategy"
+    assert shown == [*2 * ["sovereign-rules"], *2 * ["apex-rules"]], "the best and the worst decision of each"
     assert (again["entrants"], again["comparisons"]) == (result["entrants"], result["comparisons"])
+    assert main(["exam", "check", str(out)]) == 0
+
+
+def test_a_strategy_earns_the_edge_that_it_knows_and_a_retake_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ("--strategy", f"{STRATEGIES.with_name('funding.py')}:Funding", "--edges", "carry", "--json")
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert exam(out, *known, states=2) == 0
+    funding, nothing = orjson.loads(capsys.readouterr().out.splitlines()[-1])["entrants"]
+    assert funding["shares"]["carry"]["share"] > 0.9
+    assert (funding["burntBp"] or {"mean": 0})["mean"] < 1e-6
+    assert nothing["share"]["share"] == 0
+    assert main(["exam", "report", str(tmp_path / "two")]) == 0
+    assert "It is exam 2 with the name funding." in capsys.readouterr().out
+    assert main(["exam", "check", str(tmp_path / "two"), "--strategies", str(STRATEGIES.parent)]) == 0
+    register = tmp_path / "exams.jsonl"
+    first, second = register.read_bytes().splitlines(keepends=True)
+    register.write_bytes(second)
+    assert main(["exam", "check", str(tmp_path / "two")]) == 2
+    assert "line 1 does not follow from the lines before it" in capsys.readouterr().err
+    register.write_bytes(first)
+    assert main(["exam", "check", str(tmp_path / "two")]) == 1
+    assert "has this exam after [{'funding': 0}], and exam.json says {'funding': 1}" in capsys.readouterr().out
 
 
 @pytest.mark.processes
@@ -356,3 +367,92 @@ def test_an_unreachable_cluster_is_refused_before_anything_is_written(
     assert exam(tmp_path / "exam", "--variant", "Sovereign", "--cluster", "tcp://127.0.0.1:1") == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
     assert not (tmp_path / "exam").exists()
+
+
+def of_entrants(rows: list[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the decisions of these entrants, under other names."""
+    return [each | {"entrant": names[each["entrant"]]} for each in rows if each["entrant"] in names]
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]] = {}
+
+
+def forgery(forge: Callable[[dict[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    FORGERIES[forge.__name__] = forge
+
+
+@forgery
+def names_swapped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    one, other, _ = plan["models"]
+    one["id"], other["id"] = other["id"], one["id"]
+    plan["strategies"] = {model["id"]: model["router_model_name"] for model in (one, other)}
+    return of_entrants(rows, {one["id"]: other["id"], other["id"]: one["id"], "nothing": "nothing"})
+
+
+@forgery
+def decisions_swapped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    one, other, nothing = (model["id"] for model in plan["models"])
+    states = [rows[first : first + 3] for first in range(0, len(rows), 3)]
+    swapped = [of_entrants([b, a, idle], {one: other, other: one, nothing: nothing}) for a, b, idle in states]
+    for each in (row["answer"].get("decided") for state in swapped for row in state[:2]):
+        if each is not None:
+            each["modelId"] = other if each["modelId"] == one else one
+    return [row for state in swapped for row in state]
+
+
+@forgery
+def a_rival_removed(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    gone = plan["models"].pop(0)["id"]
+    del plan["strategies"][gone]
+    return [each for each in rows if each["entrant"] != gone]
+
+
+@forgery
+def states_left_out(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rows[:9]
+
+
+@forgery
+def states_cut_from_the_plan(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    del plan["states"][3:]
+    return rows[:9]
+
+
+@forgery
+def a_pair_registered_afterward(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plan["compared"] = [model["id"] for model in plan["models"][:2]]
+    return rows
+
+
+@forgery
+def another_configuration(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plan["models"][0]["training_cutoff"] = plan["models"][0]["configuration"]["training_cutoff"] = "2020-01-01"
+    return rows
+
+
+@forgery
+def decisions_dropped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rows[n - n % 3 + 2] | {"entrant": row["entrant"]} for n, row in enumerate(rows)]
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exams") / "exam"
+    assert exam(out, "--variant", "Apex", "--variant", "Sovereign", states=6) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_exam_that_shows_less_or_others_than_was_planned_fails_the_check(
+    taken: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["exam", "check", str(taken)]) == 0
+    assert "apex-rules, sovereign-rules decided the same when asked again" in capsys.readouterr().out
+    out = copytree(taken, tmp_path / "exam")
+    plan = orjson.loads((out / "exam.json").read_bytes())
+    rows = FORGERIES[name](plan, sittings(out))
+    (out / "exam.json").write_bytes(orjson.dumps(plan))
+    (out / "sittings.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    assert main(["exam", "report", str(out)]) == 0, "the forger makes a new card"
+    assert main(["exam", "check", str(out), "--json"]) == 1
+    assert orjson.loads(capsys.readouterr().out.splitlines()[-1])["wrong"], name

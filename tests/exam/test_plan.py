@@ -1,5 +1,7 @@
 """The plan of an exam promises what exams then keep."""
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -53,3 +55,35 @@ def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[st
 def test_an_invalid_number_is_refused(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exam", "plan", *options]) == 2
     assert f"argument {options[0]}: expected" in capsys.readouterr().err
+
+
+def test_the_noise_of_a_plan_is_a_pilots_or_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pilot = tmp_path / "pilot"
+    assert main(["exam", "run", "--workers", "1", "--states", "12", "--secret", "s", "--out", str(pilot)]) == 0
+    deviations = []
+    for given in ((), ("--noise", "1"), ("--pilot", str(pilot))):
+        capsys.readouterr()
+        main(["exam", "plan", *given, "--json"])
+        deviations.append(orjson.loads(capsys.readouterr().out)["deviation"])
+    assert deviations[0] == deviations[1] != deviations[2] > 0
+    assert main(["exam", "plan", "--pilot", str(tmp_path)]) == 1
+
+
+def test_an_exam_and_a_season_are_related_by_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exam, season = tmp_path / "exam", tmp_path / "winter"
+    assert main(["exam", "run", "--workers", "1", "--states", "10", "--secret", "s", "--out", str(exam)]) == 0
+    season.mkdir()
+    capsys.readouterr()
+    assert main(["exam", "report", str(exam), "--json"]) == 0
+    shares = {each["entrant"]: each["share"]["share"] for each in orjson.loads(capsys.readouterr().out)["entrants"]}
+    accounts = [
+        {"modelId": name, "initialCapital": 100.0, "equity": 100 + share} for name, share in (*shares.items(), ("z", 9))
+    ]
+    (season / "card.json").write_bytes(orjson.dumps({"accounts": accounts}))
+    assert main(["exam", "relate", str(exam), str(season)]) == 0
+    assert f"of {len(shares)} entrants: +1.00, 95 % from" in capsys.readouterr().out
+    (season / "card.json").write_bytes(orjson.dumps({"accounts": accounts[:4]}))
+    assert main(["exam", "relate", str(exam), str(season)]) == 2
+    assert "at least 5 entrants" in capsys.readouterr().err
+    (season / "card.json").write_bytes(b"{}")
+    assert main(["exam", "relate", str(exam), str(season)]) == 1

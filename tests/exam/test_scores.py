@@ -1,12 +1,14 @@
 """Shares, burnt costs and verdicts say what is true of entrants of known skill, as often as they promise."""
 
 from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from scipy import stats
 
 from trader.exam.domain.law import RISK_BUDGET, credited
 from trader.exam.domain.scores import (
@@ -17,8 +19,10 @@ from trader.exam.domain.scores import (
     burnt,
     compare,
     differences,
+    rank_correlation,
     share_of_oracle,
     sizes,
+    together,
 )
 from trader.exam.domain.worlds import USUAL_VALUE as USUAL
 from trader.exam.domain.worlds import Edge
@@ -48,15 +52,53 @@ def examined(skill: Skill, states: int, rng: np.random.Generator, name: str = "a
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
-def test_interval_of_a_share_covers_the_true_one(chance: float) -> None:
-    rng, covered = np.random.default_rng(1), 0
-    for _ in range(200):
-        share = share_of_oracle(examined(right(chance), 60, rng))
+def rarely(loss: float, chance: float) -> Skill:
+    """Return the skill of an entrant that earns a half, and now and then loses this much."""
+    return lambda rng: -loss if rng.random() < chance else 0.5
+
+
+@pytest.mark.parametrize("states", [20, 60, 300])
+@pytest.mark.parametrize(
+    ("skill", "known"), [(right(0.5), -0.1), (right(0.9), 0.78), (rarely(3, 0.02), 0.43), (rarely(2.3, 0.05), 0.36)]
+)
+def test_interval_of_a_share_covers_the_true_one_at_every_look(skill: Skill, known: float, states: int) -> None:
+    rng, missed = np.random.default_rng(1), 0
+    for _ in range(60):
+        share = share_of_oracle(examined(skill, states, rng))
         assert share is not None
         assert share.interval is not None
-        covered += share.interval.low <= chance - 1.2 * (1 - chance) <= share.interval.high
-    assert covered >= 182  # 95 % of 200 less three deviations
+        missed += not share.interval.low <= known <= share.interval.high
+    assert missed <= 6
+    assert (few := share_of_oracle(examined(skill, 19, rng))) is not None
+    assert few.interval is None
+
+
+@pytest.mark.parametrize("count", [8, 12])
+def test_a_table_of_equals_has_a_false_verdict_in_at_most_five_percent(count: int) -> None:
+    rng, false = np.random.default_rng(2), 0
+    for _ in range(25):
+        equals = [np.where(rng.random(200) < 0.6, 1.0, -1.2) for _ in range(count)]
+        table = together([compare((one - other).tolist()) for one, other in combinations(equals, 2)])
+        false += any(each.verdict != "not distinguishable yet" for each in table)
+    assert false <= 3
+
+
+def test_a_table_calls_who_is_clearly_better_in_both_directions() -> None:
+    clear = [compare([sign * 0.8] * 150) for sign in (1, -1)]
+    verdicts = [each.verdict for each in together([*clear, compare([0.1, -0.1] * 75)])]
+    assert verdicts == ["better", "worse", "not distinguishable yet"]
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=5, max_size=30))
+def test_a_rank_correlation_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    found = rank_correlation(first, second)
+    if found is None:
+        assert len(set(first)) == 1 or len(set(second)) == 1
+        return
+    assert found.correlation == pytest.approx(stats.spearmanr(first, second)[0])
+    assert -1 < found.interval.low < found.interval.high < 1
+    assert rank_correlation(first[:4], second[:4]) is None
 
 
 def test_equals_are_called_different_in_at_most_five_percent() -> None:

@@ -159,6 +159,12 @@ def test_a_plan_follows_the_rules_of_a_season_file(tmp_path: Path, capsys: pytes
         ("holdNothing", 3),
         ("otherModel", 3),
     }
+    primary = '\n[primary]\nentrant = "ada"\nagainst = "holdNothing"\nalpha = 0.4\n'
+    file.write_text(SEASON + primary)
+    assert main([*words, "--sharpe", "20", "--days", "90"]) == 0
+    registered, nothing, *_ = json.loads(capsys.readouterr().out)["powers"]
+    assert (registered["question"], nothing["question"]) == ("primary", "holdNothing")
+    assert registered["days_needed"] < nothing["days_needed"]
     file.write_text(SEASON.replace('entrants = ["ada", "bob"]\n', ""))
     assert main(words) == 2
     assert "--models is needed: the file names no entrants" in capsys.readouterr().err

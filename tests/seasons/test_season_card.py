@@ -1,5 +1,6 @@
 """The result of a season: its contents, and the detection of any change to it or to its data."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jsonschema_rs
@@ -149,6 +151,7 @@ FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
     "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),
     "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
     "an empty record": lambda folder: write_lines(folder, []),
+    "the closing is repeated": lambda folder: write_lines(folder, [*lines_of(folder), lines_of(folder)[-1]]),
 }
 """Forgeries that a rebuilt record hides from everyone without an anchor."""
 
@@ -532,6 +535,17 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
     anchors = {anchor["position"]: anchor["digest"] for anchor in lines}
     assert verify(published.folder, anchors) == []
     assert verify(published.folder, {}) == []
+    assert "fills and payments add up to" in verify(published.folder, anchors, adds_up=True)[0], "its equity is drawn"
+    first = hashlib.sha256(bytes(32) + hashlib.sha256(lines_of(published.folder)[0].encode()).digest()).hexdigest()
+    assert verify(published.folder, {1: first}) == [
+        "no anchor covers the record after position 1: its end may have been rewritten"
+    ]
+    given = published.anchors.read_text()
+    anchor = json.loads(given.splitlines()[0])
+    published.anchors.write_text(given + json.dumps(anchor | {"digest": anchor["digest"][::-1]}) + "\n")
+    assert "contradict each other" in _second_verifier().read_anchors(published.anchors)[1][0]
+    with pytest.raises(StartError, match="has another digest for position"):
+        read_anchors(published.anchors)
     accepted = []
     for name, forge in {**FORGED_FILES, **FORGED_RECORDS}.items():
         for vouched in (False, True):
@@ -551,6 +565,26 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
         if not _is_same(folder, published.folder) and not verify(folder, anchors):
             accepted.append((what, False))
     assert accepted == []
+
+
+@pytest.mark.parametrize(("equity", "is_found"), [("10008.90", False), ("10009.90", True)])
+def test_the_documented_verifier_adds_fills_and_payments_up_to_equity(equity: str, is_found: bool) -> None:
+    def at(minute: int) -> str:
+        return (START + minute * MINUTE).isoformat()
+
+    fill = {"table": "fills", "symbol": "BTC", "quantity": "0.01", "fee": "0.5", "liquidation_fee": "0"}
+    ledger = [
+        {**fill, "side": "buy", "price": "100000", "created_at": at(70)},
+        {"table": "funding_payments", "amount": "-0.1", "created_at": at(120)},
+        {**fill, "side": "sell", "price": "101000", "created_at": at(150)},
+    ]
+    ends = {59: "10000", 119: "12345", 179: equity}
+    season = SimpleNamespace(
+        tables={"models": [["ada"]]}, until=START + 3 * HOUR, is_open=bool, ledger=lambda *_: ledger,
+        runs=lambda _: [{"initial_capital": "10000"}],
+        hours=lambda *_: [{"last": last, "last_at": at(minute)} for minute, last in ends.items()],
+    )  # fmt: skip
+    assert bool(list(_second_verifier().equity_problems(season))) is is_found
 
 
 @pytest.mark.parametrize("step", ["opened", "amended"])

@@ -72,8 +72,6 @@ class LoadedStrategy(Strategy):
         self.file = file
         self._inner = inner
         self.digest = digest
-        """The SHA-256 of the file, in hexadecimal."""
-
         self.class_name = type(inner).__name__
         self.name = inner.name or type(inner).__name__.lower()
         self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s

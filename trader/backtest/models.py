@@ -16,6 +16,7 @@ from trader.agents.domain.models import CODE_PROVIDERS, EXTERNAL, Model, ModelCo
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
 from trader.agents.providers.providers import make_providers
+from trader.agents.providers.strategy_process import ConfinedStrategy
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models
@@ -117,7 +118,7 @@ async def choose_models(
     if entrants.variants or not (entrants.models or entrants.models_from or entrants.strategy or entrants.agents):
         own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
     if entrants.strategy:
-        own.append(_of_strategy(entrants.strategy, entrants.params, every, starts_at, guard))
+        own.append(_of_strategy(entrants, starts_at, guard))
     _check_exclusive(entrants)
     mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None
     if entrants.agents:
@@ -193,11 +194,19 @@ def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: d
     raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
 
 
-def _of_strategy(
-    reference: str | type[Any], params: Mapping[str, Any], every: str | None, at: datetime, guard: Mapping[str, int]
-) -> tuple[Model, DecisionSource]:
-    """Return the model of a strategy with its decision source."""
-    strategy = load_strategy(reference, params)
+def _loaded(
+    entrants: Participants, reference: str | type[Any], params: Mapping[str, Any]
+) -> LoadedStrategy | ConfinedStrategy:
+    """Return a strategy that decides in this process, or confined in others. Raise `SettingsError`."""
+    if entrants.confined and isinstance(reference, str):
+        return ConfinedStrategy(reference, params)
+    return load_strategy(reference, params)
+
+
+def _of_strategy(entrants: Participants, at: datetime, guard: Mapping[str, int]) -> tuple[Model, DecisionSource]:
+    """Return the model of the entrants' strategy with its decision source."""
+    assert entrants.strategy is not None, "there is a strategy"
+    strategy = _loaded(entrants, entrants.strategy, entrants.params)
     strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
     try:
         model_id = msgspec.convert(strategy.name, ModelId)
@@ -210,7 +219,7 @@ def _of_strategy(
         provider="strategy",
         router_model_name=f"{strategy.file.name}:{strategy.class_name}",
         created_at=at,
-        configuration=ModelConfiguration(every=every, params=params),
+        configuration=ModelConfiguration(every=entrants.every, params=entrants.params),
     )
     return model, RecordingStrategySource(model, strategy)
 
@@ -342,7 +351,8 @@ def _of_file(
         for name, client in clients.items()
         if client.is_remote
     }
-    return Chosen([_with_source(model, providers, settings, period[1]) for model in models], cassette, spending, True)
+    sources = [_with_source(entrants, model, providers, settings, period[1]) for model in models]
+    return Chosen(sources, cassette, spending, True)
 
 
 def _is_of_providers(name: str) -> bool:
@@ -366,12 +376,16 @@ def _model(entry: ModelEntry, every: str | None, at: datetime) -> Model:
 
 
 def _with_source(
-    model: Model, providers: Mapping[str, KeptAnswers], settings: Settings, ends_at: datetime
+    entrants: Participants,
+    model: Model,
+    providers: Mapping[str, KeptAnswers],
+    settings: Settings,
+    ends_at: datetime,
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
         return model, RecordingStrategySource(model, VARIANTS[model.variant].agent())
     if model.provider == "strategy":
-        strategy = load_strategy(model.router_model_name, model.configuration.params)
+        strategy = _loaded(entrants, model.router_model_name, model.configuration.params)
         strategy.limits = VARIANTS[model.variant].limits
         return model, RecordingStrategySource(model, strategy)
     return model, AiSource(model, providers[model.provider], settings, ends_at)
@@ -427,7 +441,7 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
     names = {model.provider for model in cassette.models.values()}
     models = [model for model in cassette.models.values() if not is_masked(model.id, cassette.models)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
-    return [_with_source(model, providers, settings, ends_at) for model in models]
+    return [(model, AiSource(model, providers[model.provider], settings, ends_at)) for model in models]
 
 
 def is_masked(model_id: str, models: Container[str]) -> bool:

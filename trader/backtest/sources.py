@@ -26,7 +26,6 @@ from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_NAMES, BadCall, Chan
 from trader.agents.domain.view import Memory, View
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
-from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
 from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionOutcome, DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent
@@ -100,7 +99,7 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
 def answered_by(model: Model, strategy: Strategy) -> str:
     """Return the name of a model's source of answers; for a file, followed by its digest, since it may change."""
     name = model.router_model_name
-    return f"{name}@{strategy.digest[:16]}" if isinstance(strategy, LoadedStrategy) else name
+    return f"{name}@{strategy.digest[:16]}" if strategy.digest else name
 
 
 class WorkflowSource(DecisionSource):

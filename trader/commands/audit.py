@@ -139,13 +139,15 @@ def _describe_results(checked: chain.Verification) -> Iterator[str]:
 def read_anchors(file: Path) -> list[Anchor]:
     """Return the anchors of a file.
 
-    :raises StartError: the file cannot be read, or a line is not an anchor
+    :raises StartError: the file cannot be read, a line is not an anchor, or two have other digests for one position
     """
-    anchors, number = [], 0
+    anchors, number, known = [], 0, dict[int, Anchor]()
     try:
         for number, line in enumerate(read_lines(file, BYTES_MAX), 1):
             if line.strip():
-                anchors.append(decode_json(line, AnchorLine).anchor(f"{file.name}, line {number}"))
+                anchors.append(anchor := decode_json(line, AnchorLine).anchor(f"{file.name}, line {number}"))
+                if (other := known.setdefault(anchor.position, anchor)).digest != anchor.digest:
+                    raise ValueError(f"{other.source} has another digest for position {anchor.position}")
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
     except ValueError as error:  # includes errors of msgspec

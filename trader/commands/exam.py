@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -16,11 +16,12 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, argument_of,
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
-from trader.core.files import replace_file
+from trader.core.files import decode_json, read_regular, replace_file
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
+from trader.exam.domain.scores import ENTRANTS_MIN, noise, rank_correlation
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import STATES_MAX, read_plan, read_sittings
+from trader.exam.folder import STATES_MAX, ExamPlan, read_plan, read_sittings
 from trader.exam.opening import ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
@@ -37,17 +38,22 @@ from trader.exam.report import (
     outcome_rows,
     pair_report,
     share_rows,
+    summary,
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
 from trader.settings.forms import Form, whole_number
 
 STATES = 700
-"""Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
+"""Default number of states: enough to separate shares of 0.5 and 0.1 with a noise of 1 in four of five exams."""
 
 
 def _number(least: float, most: float) -> Form[float]:
     return Form(f"a number from {least:g} to {most:g}", ".+", float, lambda number: least <= number <= most)
+
+
+def _number_argument(least: float, most: float) -> Callable[[str], float]:
+    return argument_of(_number(least, most))
 
 
 _states_argument: Final = argument_of(whole_number(1, STATES_MAX))
@@ -83,18 +89,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
-    add(
-        "--workers",
-        type=count_argument,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="processes for entrants that are code",
-    )
-    add(
-        "--cluster",
-        metavar="ADDRESS",
-        help="a Dask scheduler whose workers run entrants that are code; they need the same files",
-    )
+    workers = os.cpu_count() or 1
+    add("--workers", type=count_argument, default=workers, metavar="N", help="processes for entrants that are code")
+    cluster = "a Dask scheduler whose workers run entrants that are code; they need the same files"
+    add("--cluster", metavar="ADDRESS", help=cluster)
     add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
@@ -123,7 +121,7 @@ def exam_run(options: argparse.Namespace) -> Result:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     result = exam_result(ended.plan, ended.sittings)
     value = msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}
-    lines = chain(_lines(result), [ended.reason] if ended.reason else [])
+    lines = chain(_lines(ended.plan, result), [ended.reason] if ended.reason else [])
     code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
     return Result(value, lines, code)
 
@@ -166,42 +164,20 @@ async def _run(spec: ExamSpec) -> ExamEnd:
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
-    add(
-        "--noise",
-        type=argument_of(_number(0, 10)),
-        default=0.5,
-        metavar="X",
-        help="standard deviation of a share from state to state; default: 0.5",
-    )
+    add("--shares", type=_shares_argument, default=(0.5, 0.1), metavar="A,B", help="of the oracle; default: 0.5,0.1")
+    noise = "standard deviation of a share from state to state; default: the pilot's, or 1"
+    add("--noise", type=_number_argument(0, 10), metavar="X", help=noise)
+    add("--pilot", type=Path, metavar="FOLDER", help="an exam in worlds, whose noisiest entrant gives the noise")
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
-    add(
-        "--correlation",
-        type=argument_of(_number(-1, 1)),
-        default=0.67,
-        metavar="X",
-        help="of two outcomes; default: 0.67",
-    )
+    add("--correlation", type=_number_argument(-1, 1), default=0.67, metavar="X", help="of two outcomes; default: 0.67")
     add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
     add("--states", type=_states_argument, default=STATES, metavar="N", help=f"to promise; default: {STATES}")
-    add(
-        "--usd",
-        type=argument_of(_number(0, 1000)),
-        default=0.01,
-        metavar="USD",
-        help="cost of a decision; default: 0.01",
-    )
-    add(
-        "--seconds",
-        type=argument_of(_number(0, 86_400)),
-        default=20,
-        metavar="S",
-        help="time of a decision; default: 20",
-    )
+    add("--usd", type=_number_argument(0, 1000), default=0.01, metavar="USD", help="of a decision; default: 0.01")
+    add("--seconds", type=_number_argument(0, 86_400), default=20, metavar="S", help="of a decision; default: 20")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
 
 
-@command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 700", arguments=_plan_arguments)
+@command("exam plan", example="trader exam plan --shares 0.5,0.1 --states 700", arguments=_plan_arguments)
 def exam_plan(options: argparse.Namespace) -> Result:
     """Simulate how many states an exam needs to separate two entrants, and what they cost.
 
@@ -209,7 +185,7 @@ def exam_plan(options: argparse.Namespace) -> Result:
     """
     first, second = options.sharpes or options.shares
     if options.sharpes is None:
-        design = in_worlds(first, second, options.noise)
+        design = in_worlds(first, second, _noise(options))
         pair = f"shares of {first:g} and {second:g} of the oracle"
     else:
         design = in_moments(first, second, options.correlation, HORIZONS[options.horizon])
@@ -227,6 +203,18 @@ def exam_plan(options: argparse.Namespace) -> Result:
     }
     code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
     return Result(value, _plan_lines(value), code)
+
+
+def _noise(options: argparse.Namespace) -> float:
+    """Return the noise of a share: as given, or that of the pilot. Raise `SettingsError`."""
+    if options.noise is not None or options.pilot is None:
+        return 1.0 if options.noise is None else float(options.noise)
+    plan, _ = read_plan(options.pilot)
+    sittings = read_sittings(options.pilot, plan)
+    most = max(noise(each for each in sittings if each.entrant == name) for name in plan.entrants)
+    if not most:
+        raise SettingsError([f"--pilot: {options.pilot} has no entrant that traded in planted worlds"])
+    return most
 
 
 def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
@@ -258,7 +246,7 @@ def exam_report(options: argparse.Namespace) -> Result:
         replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
-    return Result(msgspec.to_builtins(card.result), _lines(card.result))
+    return Result(msgspec.to_builtins(card.result), _lines(plan, card.result))
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,17 +269,62 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     _report_arguments(parser)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="the recording, for an exam on one")
     parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
+    parser.add_argument("--strategies", type=Path, metavar="FOLDER", help="the strategy files, which then decide again")
 
 
 @command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
 def exam_check(options: argparse.Namespace) -> Result:
-    """Draw an exam's states again, execute its decisions again, and compare every score."""
-    wrong = asyncio.run(check(options.folder, options.data, options.funding))
-    lines = wrong or ["Every score follows from the secret and the decisions."]
-    return Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE)
+    """Draw an exam's states again, execute its decisions again, and compare every score.
+
+    Rule agents, and strategies whose files --strategies holds, decide again.
+    """
+    wrong, again = asyncio.run(check(options.folder, options.data, options.funding, options.strategies))
+    asked = f"{', '.join(again)} decided the same when asked again. " if again else ""
+    lines = wrong or [f"Every score follows from the secret and the decisions. {asked}Other decisions are as recorded."]
+    return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 
-def _lines(result: ExamResult) -> Iterator[str]:
+def _relate_arguments(parser: argparse.ArgumentParser) -> None:
+    _report_arguments(parser)
+    parser.add_argument("season", type=Path, help="the folder of a season's result")
+
+
+class _Account(msgspec.Struct, rename="camel"):
+    model_id: str
+    initial_capital: Annotated[float, msgspec.Meta(gt=0)]
+    equity: float
+
+
+class _SeasonCard(msgspec.Struct):
+    accounts: list[_Account]
+
+
+@command("exam relate", example="trader exam relate exam winter", arguments=_relate_arguments)
+def exam_relate(options: argparse.Namespace) -> Result:
+    """Print how far an exam ranks its entrants as a season did: the rank correlation, with its interval.
+
+    Entrants are the same if they have the same id. One season says little: its own ranks are mostly noise.
+    """
+    plan, _ = read_plan(options.folder)
+    entrants = exam_result(plan, read_sittings(options.folder, plan)).entrants
+    shares = {each.entrant: each.share.share for each in entrants if each.share is not None}
+    try:
+        card = decode_json(read_regular(options.season / CARD_FILE), _SeasonCard)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{options.season / CARD_FILE} is not the card of a season: {error}") from None
+    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in card.accounts}
+    both = [name for name in shares if name in returns]
+    found = rank_correlation([shares[name] for name in both], [returns[name] for name in both])
+    if found is None:
+        named = ", ".join(both) or "none"
+        raise SettingsError([f"at least {ENTRANTS_MIN} entrants, not all equal, must be in both; in both are: {named}"])
+    low, high = found.interval
+    line = f"Rank correlation of shares and returns of {found.entrants} entrants: {found.correlation:+.2f}"
+    return Result(msgspec.to_builtins(found), [f"{line}, 95 % from {low:+.2f} to {high:+.2f}."], EXIT_DONE)
+
+
+def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
+    yield summary(plan, result)
     is_recorded = result.recording_sha256 is not None
     if is_recorded:
         yield from table(("entrant", "states", "outcome", "beyond the market"), outcome_rows(result))
@@ -305,6 +338,8 @@ def _lines(result: ExamResult) -> Iterator[str]:
             share = f"{100 * entrant.agreement:.0f} % of states"
             yield f"{entrant.entrant} passed {entrant.samples} times of {entrant.samples} in {share}"
         if entrant.refusals:
-            said = ", ".join(f"{rule} {count}" for rule, count in entrant.refusals.items())
-            yield f"{entrant.entrant} was refused: {said}"
+            said = (
+                f"{count} by {rule} ({entrant.reasons.get(rule, rule)})" for rule, count in entrant.refusals.items()
+            )
+            yield f"{entrant.entrant} was refused: {', '.join(said)}"
     yield f"{result.states} of {result.planned} states; SHA-256 of the secret: {result.secret_sha256}"

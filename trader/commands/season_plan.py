@@ -23,6 +23,7 @@ SHOWN_MAX: Final = 6
 """The table's columns, in days; the last one is the longest season."""
 
 QUESTIONS: Final[dict[Question, str]] = {
+    "primary": "the primary comparison",
     "holdNothing": "better than holding nothing",
     "baseline": "better than a baseline",
     "otherModel": "better than another model",

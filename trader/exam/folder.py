@@ -9,10 +9,12 @@ from random import Random
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
 from trader.backtest.spec import CONDITION_VARIABLES
+from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import (
     BYTES_MAX,
@@ -36,6 +38,9 @@ SECRET: Final = "secret"  # noqa: S105  # the name of a file
 SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
 
+
+REGISTER: Final = "exams.jsonl"
+"""The file beside the folders of exams that has a line for each one that was begun there."""
 
 STATES_MAX: Final = 100_000
 SAMPLES_MAX: Final = 10_000
@@ -61,7 +66,8 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `secret_digest` binds the states before any entrant is asked; `recording` is the SHA-256 of the candles and funding
     rates from which moments are drawn, and None in an exam in worlds. `strategies` are the classes of code that
-    decides, with the first digits of its SHA-256, and `code` is the program that began the exam.
+    decides, with the first digits of its SHA-256, `code` is the program that began the exam, and `earlier` counts the
+    exams that entrants with these names had begun before.
     """
 
     secret_digest: str
@@ -76,11 +82,26 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     compared: tuple[str, str] | None = None
     samples: Annotated[int, msgspec.Meta(ge=1, le=SAMPLES_MAX)] = 1
     recording: str | None = None
+    earlier: dict[str, int] = {}
 
     @property
     def entrants(self) -> list[str]:
         """The ids of the entrants."""
         return [model.id for model in self.models]
+
+    def seed(self, secret: str) -> str:
+        """Return what draws the states: the secret, and everything in the plan that a later change could turn in favor
+        of someone, such as the number of states, the entrants and their names. Folders and the program do not count.
+        """
+        bare = replace(
+            self,
+            states=[],
+            earlier={},
+            code=CodeDigest(version="", digest=""),
+            models=[replace(model, router_model_name=Path(model.router_model_name).name) for model in self.models],
+            strategies={name: Path(code).name for name, code in self.strategies.items()},
+        )
+        return digest_of(f"{secret}:{len(self.states)}:" + canonical_json(msgspec.to_builtins(bare)).decode())
 
     @property
     def bound(self) -> float:
@@ -129,6 +150,61 @@ def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
             )
         replace_file(folder / SECRET, secret, 0o600)
         replace_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+class Registered(msgspec.Struct, rename="camel"):
+    """An exam that was begun: the digest of its seed, that of all lines before, and its entrants."""
+
+    seed_digest: str
+    before: str
+    entrants: list[str]
+
+
+def register(folder: Path, plan: ExamPlan, secret: str) -> ExamPlan:
+    """Add an exam to the register beside its folder, and return its plan with the exams before it. Raises `OSError`.
+
+    :raises StartError: the register is damaged
+    """
+    file = folder.parent / REGISTER
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open_appending(file, waits=True) as opened:
+        earlier, before = read_register(file)
+        entry = Registered(digest_of(plan.seed(secret)), before, plan.entrants)
+        append(opened, msgspec.json.encode(entry) + b"\n")
+    return replace(plan, earlier=_counted(earlier, plan))
+
+
+def read_register(file: Path) -> tuple[list[Registered], str]:
+    """Return the exams of a register and the digest of its lines.
+
+    :raises StartError: it is damaged, or a line was changed or removed
+    """
+    entries, digest = list[Registered](), hashlib.sha256()
+    try:
+        for line in read_lines(file, BYTES_MAX):
+            entries.append(entry := decode_json(line, Registered))
+            if entry.before != digest.hexdigest():
+                raise StartError(f"{file}: line {len(entries)} does not follow from the lines before it")
+            digest.update(line)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{file} cannot be read: {error}") from None
+    return entries, digest.hexdigest()
+
+
+def unregistered(folder: Path, plan: ExamPlan, secret: str) -> str | None:
+    """Return how a plan contradicts the register beside its folder, if there is one. Raise like `read_register`."""
+    file = folder.parent / REGISTER
+    entries, seed_digest = read_register(file)[0] if file.exists() else [], digest_of(plan.seed(secret))
+    counts = [_counted(entries[:n], plan) for n, each in enumerate(entries) if each.seed_digest == seed_digest]
+    if plan.earlier in counts or not file.exists():
+        return None
+    return f"{file} has {f'this exam after {counts}' if counts else 'no such exam'}, and {PLAN} says {plan.earlier}"
+
+
+def _counted(entries: Sequence[Registered], plan: ExamPlan) -> dict[str, int]:
+    """Return how often each entrant but the one that does nothing is among the earlier exams."""
+    names = [name for each in entries for name in set(each.entrants)]
+    return {name: names.count(name) for name in plan.entrants[:-1]}
 
 
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:

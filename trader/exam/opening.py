@@ -44,7 +44,7 @@ _PLACE: Final = "MARKET_SOURCE"
 """The setting that is not part of an exam: a recording is identified by its digest, not by its folder."""
 
 _STILL: Final = {"REPLAY_THINKING": "off"}
-_NOTHING: Final = Model(
+NOTHING: Final = Model(
     id="nothing", name="Hold nothing", variant=VariantId.APEX, provider="rules", router_model_name="rules/nothing",
     created_at=moment_of(0),
 )  # fmt: skip
@@ -135,8 +135,10 @@ def exam_environ(conditions: Conditions) -> dict[str, str]:
     return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(conditions) | _STILL
 
 
-async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) -> RecordedRoom:
-    """Return the room of an exam on a recording, for checking recorded decisions only.
+async def recorded_room(
+    plan: ExamPlan, data: Path | None, funding: str | None, intervals: Sequence[Interval]
+) -> RecordedRoom:
+    """Return the room of an exam on a recording, whose decisions are to be checked.
 
     :raises SettingsError: the recording is missing, or is another one
     :raises StartError: it cannot be read
@@ -145,7 +147,7 @@ async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) 
     if data is None:
         raise SettingsError([f"--data is missing: the candles of {symbols} from which the moments were drawn"])
     _, source = await _open_candles(conditions_of(data, {"funding": funding}), plan.settings)
-    room = RecordedRoom(settings_of(plan.settings), source, (), plan.horizon)
+    room = RecordedRoom(settings_of(plan.settings), source, intervals, plan.horizon)
     if room.digest != plan.recording:
         raise SettingsError(
             [
@@ -181,11 +183,12 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
         span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples
-        chosen = await choose_models(spec.entrants, environ, settings, span, stack, prices, count)
+        participants = replace(spec.entrants, confined=True)
+        chosen = await choose_models(participants, environ, settings, span, stack, prices, count)
         entrants = [
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
-        entrants.append(Examinee(_once(_NOTHING), _idle))
+        entrants.append(Examinee(_once(NOTHING), _idle))
         room: ExamRoom
         if source is None:
             room = world_room(environ, _intervals(chosen))
@@ -223,8 +226,8 @@ def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
     """
     if problems := list(_unpayable(examined.chosen)):
         raise SettingsError(problems)
-    if any(model.id == _NOTHING.id for model, _ in examined.chosen.models):
-        raise SettingsError([f"{_NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
+    if any(model.id == NOTHING.id for model, _ in examined.chosen.models):
+        raise SettingsError([f"{NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
     secret = spec.secret or secrets.token_hex(16)
     entrants = [each.model.id for each in examined.entrants]
     compared = spec.compare
@@ -232,13 +235,9 @@ def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
         raise SettingsError(
             [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
         )
-    states = draw_states(examined.room, secret, spec.states, spec.edges, spec.kind)
-    moments = [state.moment.at for state in states if state.moment is not None]
-    if moments and (problems := list(_contaminated(examined.chosen, min(moments)))):
-        raise SettingsError(problems)
     plan = ExamPlan(
         secret_digest=digest_of(secret),
-        states=states,
+        states=[ExamState(number) for number in range(spec.states)],
         edges=list(spec.edges),
         kind=spec.kind,
         horizon=spec.horizon,
@@ -250,17 +249,21 @@ def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
         recording=examined.recording,
         code=digest_code(),
     )
+    plan = replace(plan, states=draw_states(examined.room, plan.seed(secret), plan))
+    moments = [state.moment.at for state in plan.states if state.moment is not None]
+    if moments and (problems := list(_contaminated(examined.chosen, min(moments)))):
+        raise SettingsError(problems)
     return plan, secret
 
 
-def draw_states(room: ExamRoom, secret: str, count: int, edges: Sequence[Edge], kind: Kind) -> list[ExamState]:
-    """Return the states that a secret draws: moments of a recording, or worlds.
+def draw_states(room: ExamRoom, seed: str, plan: ExamPlan) -> list[ExamState]:
+    """Return as many states as a plan has, drawn from its seed: moments of a recording, or worlds.
 
     :raises SettingsError: the recording has too few moments
     """
     if isinstance(room, RecordedRoom):
-        return [ExamState(number, moment=moment) for number, moment in enumerate(room.draw(secret, count))]
-    return schedule(secret, count, edges, kind)
+        return [ExamState(number, moment=moment) for number, moment in enumerate(room.draw(seed, len(plan.states)))]
+    return schedule(seed, len(plan.states), plan.edges, plan.kind)
 
 
 def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from trader.exam.domain.scores import BASIS_POINTS
 from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_room
-from trader.exam.report import ExamResult
+from trader.exam.report import ExamResult, summary
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720
@@ -21,17 +21,21 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
     """Return the report on a result. In moments of a recording, no world is there to show."""
     is_recorded = plan.recording is not None
     examples = [] if is_recorded else list(_examples(plan, secret, sittings))
-    return report_page("exam", "Exam", {"result": result, "isRecorded": is_recorded, "examples": examples})
+    return report_page(
+        "exam",
+        "Exam",
+        {"summary": summary(plan, result), "result": result, "isRecorded": is_recorded, "examples": examples},
+    )
 
 
 def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[dict[str, Any]]:
     """Yield each entrant's best and worst decision: what it saw, decided and said, and what the oracle would have."""
-    states, room = {state.number: state for state in plan.states}, world_room(plan.settings, ())
+    states, room, seed = plan.states, world_room(plan.settings, ()), plan.seed(secret)
     for name in plan.entrants:
         own = sorted((each for each in sittings if each.entrant == name), key=lambda each: each.score - each.oracle)
         for sitting in [own[-1], own[0]] if own and any(each.answer.decided for each in own) else ():
             state = states[sitting.state]
-            world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+            world = draw_world(seed, state.number, state.edge, state.kind or "null", room.costs)
             yield _example(sitting, world)
 
 

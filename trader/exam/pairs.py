@@ -213,7 +213,7 @@ class RecordedRoom:
             value=gained,
             risk=risk,
             score=min(max(score, -OUTCOME_MAX), OUTCOME_MAX),
-            selection=(gained - with_market) / volatility,
+            selection=float(np.clip((gained - with_market) / volatility, -OUTCOME_MAX, OUTCOME_MAX)),
             oracle=0.0,
             answer=decided.answer,
         )

@@ -2,16 +2,19 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
 from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
+from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
+    UNDECIDED,
     MeanOfStates,
     PairComparison,
     Share,
@@ -20,9 +23,11 @@ from trader.exam.domain.scores import (
     burnt,
     compare,
     differences,
+    interval_of,
     mean_of,
     share_of_oracle,
     sizes,
+    together,
 )
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import ExamPlan
@@ -56,19 +61,22 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     selection: MeanOfStates | None
     agreement: float | None
     refusals: dict[str, int]
+    reasons: dict[str, str]
     cost_usd_per_state: float | None
     tokens_per_state: float | None
 
 
 class PairResult(PairComparison, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The comparison of two entrants, and their mean differences in each edge where asked for."""
+    """The comparison of two entrants, and the interval of their mean difference, which holds at every look."""
 
     first: str
     second: str
+    interval: ConfidenceInterval | None
 
 
 class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The result of an exam. `states` of the `planned` ones have decisions."""
+    """The result of an exam. `states` of the `planned` ones have decisions, and `earlier` counts the exams that were
+    begun before with an entrant's name."""
 
     secret_sha256: str
     recording_sha256: str | None
@@ -76,6 +84,7 @@ class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
     planned: int
     horizon: Horizon
     settings: dict[str, str]
+    earlier: dict[str, int]
     entrants: list[EntrantResult]
     comparisons: list[PairResult]
 
@@ -117,11 +126,9 @@ def exam_result(plan: ExamPlan, sittings: Sequence[Sitting]) -> ExamResult:
         planned=len(plan.states),
         horizon=plan.horizon,
         settings=plan.settings,
+        earlier=plan.earlier,
         entrants=[_entrant_result(name, own) for name, own in by_entrant.items() if own],
-        comparisons=[
-            _pair_result(plan, by_entrant[first], by_entrant[second], first, second)
-            for first, second in combinations(plan.entrants, 2)
-        ],
+        comparisons=_comparisons(plan, by_entrant),
     )
 
 
@@ -158,11 +165,22 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(msgspec.to_builtins(value))).hexdigest()
 
 
-def _pair_result(
-    plan: ExamPlan, ours: Sequence[Sitting], theirs: Sequence[Sitting], first: str, second: str
-) -> PairResult:
-    compared = compare(differences(ours, theirs, plan.samples), plan.bound)
-    return PairResult(first=first, second=second, **msgspec.structs.asdict(compared))
+def _comparisons(plan: ExamPlan, by_entrant: Mapping[str, Sequence[Sitting]]) -> list[PairResult]:
+    """Return the comparison of each pair: the registered one by itself, and the others as one family."""
+    pairs = list(combinations(plan.entrants, 2))
+    paired = {(one, two): differences(by_entrant[one], by_entrant[two], plan.samples) for one, two in pairs}
+    compared = {pair: compare(values, plan.bound) for pair, values in paired.items()}
+    family = [pair for pair in pairs if set(pair) != set(plan.compared or ())]
+    compared |= dict(zip(family, together([compared[pair] for pair in family]), strict=True))
+    return [
+        PairResult(
+            first=pair[0],
+            second=pair[1],
+            interval=interval_of(np.array(paired[pair]), plan.bound, plan.bound),
+            **msgspec.structs.asdict(each),
+        )
+        for pair, each in compared.items()
+    ]
 
 
 def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
@@ -188,6 +206,7 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
         selection=mean_of(recorded, "selection"),
         agreement=agreement(sittings, samples) if samples > 1 else None,
         refusals=dict(Counter(rule for each in sittings for rule in each.answer.refused)),
+        reasons={rule: why for each in sittings for rule, why in each.answer.reasons.items()},
         cost_usd_per_state=float(sum(costs)) / states if costs else None,
         tokens_per_state=tokens / states if tokens else None,
     )
@@ -200,41 +219,37 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
     """
     if unknown := [name for name in (first, second) if name not in plan.entrants]:
         raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
-    ours, theirs = ([each for each in sittings if each.entrant == name] for name in (first, second))
+    first, second = sorted((first, second), key=plan.entrants.index)
+    by_entrant = {name: [each for each in sittings if each.entrant == name] for name in plan.entrants}
+    ours, theirs = by_entrant[first], by_entrant[second]
     parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
-    compared = {edge: compare(differences(part, theirs, plan.samples), plan.bound) for edge, part in parts.items()}
+    paired = {edge: differences(part, theirs, plan.samples) for edge, part in parts.items()}
+    compared = {edge: compare(each, plan.bound) for edge, each in paired.items() if each}
     return PairReport(
-        comparisons=[_pair_result(plan, ours, theirs, first, second)],
-        edges={edge: each for edge, each in compared.items() if each.states},
+        comparisons=[each for each in _comparisons(plan, by_entrant) if {each.first, each.second} == {first, second}],
+        edges=dict(zip(compared, together(list(compared.values())), strict=True)),
     )
 
 
 def outcome_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of outcomes for each entrant, in units of the horizon's volatility."""
     for entrant in result.entrants:
-        yield entrant.entrant, f"{entrant.states}", *map(_mean_cell, (entrant.outcome, entrant.selection))
-
-
-def _mean_cell(figure: MeanOfStates | None) -> str:
-    if figure is None:
-        return "–"
-    text, bounds = f"{figure.mean:+.3f}", figure.interval
-    return text if bounds is None else f"{text} ±{(bounds.high - bounds.low) / 2:.3f}"
+        figures = [each and _cell(each.mean, each.interval, 3) for each in (entrant.outcome, entrant.selection)]
+        yield entrant.entrant, f"{entrant.states}", *(each or "–" for each in figures)
 
 
 def share_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of shares for each entrant."""
     for entrant in result.entrants:
-        cells = [_cell(entrant.shares.get(edge)) for edge in Edge]
-        lost = entrant.burnt_bp
-        yield entrant.entrant, *cells, _cell(entrant.share), "–" if lost is None else f"{lost.mean:.1f} bp"
+        shares, lost = entrant.shares, entrant.burnt_bp
+        cells = [_cell(shares[edge].share) if edge in shares else "–" for edge in Edge]
+        whole = "–" if entrant.share is None else _cell(entrant.share.share, entrant.share.interval)
+        yield entrant.entrant, *cells, whole, "–" if lost is None else f"{lost.mean:.1f} bp"
 
 
-def _cell(share: Share | None) -> str:
-    if share is None:
-        return "–"
-    text = f"{share.share:+.2f}"
-    return text if share.interval is None else f"{text} ±{(share.interval.high - share.interval.low) / 2:.2f}"
+def _cell(figure: float, bounds: ConfidenceInterval | None = None, places: int = 2) -> str:
+    low, high = (f"{bound:+.{places}f}" for bound in bounds) if bounds else ("", "")
+    return f"{figure:+.{places}f}" + (f" ({low} to {high})" if bounds else "")
 
 
 def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) -> Iterator[str]:
@@ -243,5 +258,42 @@ def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) ->
     for pair in comparisons:
         if pair.states:
             relation = f"{pair.verdict} {'than' if pair.verdict in ('better', 'worse') else 'from'}"
-            after = f"after {pair.states} states ({pair.mean:+.2f} {unit})"
+            bounds = f", 95 % from {pair.interval.low:+.2f} to {pair.interval.high:+.2f}" if pair.interval else ""
+            after = f"after {pair.states} states ({pair.mean:+.2f}{bounds} {unit})"
             yield f"{pair.first}: {relation} {pair.second} {after}"
+
+
+def summary(plan: ExamPlan, result: ExamResult) -> str:
+    """Return who is better, for what, and on what ground: about the registered pair, or else the clearest one."""
+    own = {each.entrant: each for each in result.entrants}
+    if not own:
+        return "No state has decisions yet."
+    pair = max(result.comparisons, key=lambda each: _rank(plan, each))
+    is_turned = pair.mean < 0
+    first, second = (own[name] for name in ((pair.second, pair.first) if is_turned else (pair.first, pair.second)))
+    unit = "of what was there" if result.recording_sha256 is None else "times the volatility in a state"
+    words = [f"{first.entrant} earned {_earned(first)} {unit}, {second.entrant} {_earned(second)}."]
+    if pair.verdict == UNDECIDED:
+        words.append(f"After {pair.states} states neither can be called better.")
+    else:
+        gaps = {edge: share.share - second.shares[edge].share for edge, share in first.shares.items()}
+        most = [f"{edge} ({gaps[edge]:+.2f})" for edge in sorted(gaps, key=lambda edge: -gaps[edge])[:2]]
+        after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
+        words.append(f"{first.entrant} is better than {second.entrant} {after}.")
+    if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
+        words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")
+    words.append("1 pair was compared." if len(own) == 2 else f"{len(result.comparisons)} pairs were compared.")
+    words += [f"It is exam {count + 1} with the name {name}." for name, count in result.earlier.items() if count]
+    return " ".join(words)
+
+
+def _rank(plan: ExamPlan, pair: PairResult) -> tuple[bool, bool, bool, float]:
+    names = {pair.first, pair.second}
+    evidence = max(pair.better_e_value, pair.worse_e_value)
+    return names == set(plan.compared or ()), plan.entrants[-1] not in names, pair.verdict != UNDECIDED, evidence
+
+
+def _earned(entrant: EntrantResult) -> str:
+    if entrant.share is not None:
+        return f"{entrant.share.share:.2f}"
+    return "–" if entrant.outcome is None else f"{entrant.outcome.mean:+.3f}"

@@ -16,7 +16,8 @@ from trader.backtest.answers import AskingEnded
 from trader.backtest.workers import client_of
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
-from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan
+from trader.exam.domain.scores import UNDECIDED
+from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan, register
 from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan
 from trader.exam.sitting import Sitting
 
@@ -66,7 +67,8 @@ async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
                 if own.cluster:  # an unreachable one is refused before anything is written
                     async with client_of(own.cluster):
                         pass
-                begin(spec.out, *new_plan(own, examined))
+                plan, secret = new_plan(own, examined)
+                begin(spec.out, register(spec.out, plan, secret), secret)
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd
         sample += 1
@@ -108,7 +110,9 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
         spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
         sat = {sitting.state for sitting in sheet.sittings if sitting.sample == spec.sample}
         left = [state for state in plan.states if state.number not in sat]
-        decided = await stack.enter_async_context(aclosing(_way_of(spec, examined)(spec, examined, secret, left)))
+        decided = await stack.enter_async_context(
+            aclosing(_way_of(spec, examined)(spec, examined, plan.seed(secret), left))
+        )
         try:
             async for sittings in decided:
                 sheet.add([replace(each, sample=spec.sample) for each in sittings])
@@ -116,7 +120,7 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
                 spent_usd = spent_before + spending.spent_usd
                 listener.show(done, len(plan.states) * plan.samples, spent_usd)
                 verdict = judged(plan, sheet.sittings)
-                if verdict is not None and verdict.verdict != "not distinguishable yet":
+                if verdict is not None and verdict.verdict != UNDECIDED:
                     first, second = plan.compared or ("", "")
                     reason = f"{first} is {verdict.verdict} than {second}."
                     return ExamEnd(plan, sheet.sittings, spending.spent_usd, "verdict", reason)

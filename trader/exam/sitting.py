@@ -67,10 +67,12 @@ class Examinee(NamedTuple):
 
 
 class ExamAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An entrant's decision and text in a state, the rules that refused it, and the cost of its answers."""
+    """An entrant's decision and text in a state, the rules that refused it with a reason of each, and the cost of its
+    answers."""
 
     decided: RecordedInvocation | None = None
     refused: tuple[str, ...] = ()
+    reasons: dict[str, str] = {}
     cost_usd: Decimal | None = None
     tokens: Annotated[int, msgspec.Meta(ge=0, le=10**12)] = 0
     said: str | None = None
@@ -120,6 +122,7 @@ class DecidedAccount(NamedTuple):
         recorded = source.recorded if isinstance(source, _RECORDING) else []
         return ExamAnswer(
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
+            reasons={each.rule or each.status: each.reason for each in followed.outcomes if each.reason is not None},
             decided=next(iter(recorded), None),
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
             tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
@@ -233,7 +236,9 @@ class WorldRoom:
         value = world.law.value(held) - world.law.value(stood) - spent
         risk, answer = world.law.risk(held, stood), decided.answer
         if risk > SIZE_MAX * RISK_BUDGET:
-            answer = replace(answer, refused=(*answer.refused, "risk budget"))
+            why = f"{100 * risk:.1f} % of equity; the limit is {100 * SIZE_MAX * RISK_BUDGET:.1f} %"
+            reasons = answer.reasons | {"risk budget": why}
+            answer = replace(answer, refused=(*answer.refused, "risk budget"), reasons=reasons)
         return Sitting(
             state=world.number,
             entrant=decided.before.id,

@@ -89,6 +89,9 @@ class Strategy:
     deadline_s: float = 10.0
     """Real time in seconds that a decision may take; a longer one fails."""
 
+    digest: str = ""
+    """The SHA-256 of its file, in hexadecimal; empty for a built-in agent."""
+
     limits: VariantLimits = VariantLimits(leverage_max=10)
     """The limits of the guard, set before the first decision."""
 

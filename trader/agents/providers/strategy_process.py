@@ -24,8 +24,8 @@ import msgspec
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn, storable
 from trader.agents.domain.models import Model
-from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX, StrategyState
-from trader.agents.domain.tools import Decision, Holding, request_of
+from trader.agents.domain.strategy import FILLS_MAX, HISTORY_MAX, Strategy, StrategyState
+from trader.agents.domain.tools import RECORDED_TOOLS, BadCall, Decision, Holding, decode, request_of
 from trader.agents.domain.view import SERIES_SHOWN, Shown, VariantLimits, View
 from trader.agents.providers.confinement import PACKAGE, bubblewrap, can_confine, kept, restrict
 from trader.agents.strategy_files import DEADLINE_MAX_S, DECISIONS_MAX, LoadedStrategy, load_strategy
@@ -33,6 +33,7 @@ from trader.agents.variants import VARIANTS
 from trader.core import tasks
 from trader.core.errors import ProviderError, SettingsError, StrategyError
 from trader.core.files import is_secret_name, open_regular
+from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
 
 START_LIMIT_S: Final = 30.0
@@ -48,6 +49,9 @@ LINE_MAX: Final = 1 << 22
 
 ERROR_MAX: Final = 4000
 """Maximum characters of a strategy's error."""
+
+NAME_MAX: Final = 100
+"""Maximum characters of a strategy's name; an account's id has fewer."""
 
 OUTPUT_MAX: Final = 1 << 16
 """How many bytes of what a strategy prints are logged for each answer; more is read and dropped."""
@@ -96,6 +100,8 @@ class Begun(msgspec.Struct):
     shown: Shown = Shown(())
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=DEADLINE_MAX_S)] = 0.0
     error: str | None = None
+    name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)] = ""
+    variant: VariantId = VariantId.APEX
 
     def __post_init__(self) -> None:
         """Refuse a view that a loaded strategy cannot ask for, which the service might be busy with for minutes."""
@@ -299,16 +305,64 @@ class StrategyProvider:
             await self._end(model_id)
 
 
+class ConfinedStrategy(Strategy):
+    """A strategy file as a strategy: each decision is made in a confined process of its own, without network.
+
+    It remembers nothing, and finds nothing of the process that asks it, nor of its other decisions. Raise
+    `SettingsError`.
+    """
+
+    def __init__(self, reference: str, params: Mapping[str, Any]) -> None:
+        self.file, self.class_name = _file_of(reference), reference.rpartition(":")[2]
+        self._begin = Begin(f"{self.file}:{self.class_name}", params, self.limits, None)
+        self.digest = ""
+        try:
+            begun, self.digest, _ = _in_own_process(self._begin)
+        except ProviderError as error:
+            raise SettingsError(str(error).split("\n")) from None
+        self.name, self.variant, self._shown = begun.name, begun.variant, begun.shown
+        self.intervals = begun.shown.intervals
+
+    @property
+    def shown(self) -> Shown:
+        return self._shown
+
+    def decide(self, view: View) -> list[Decision]:
+        """Return the decisions of a new process about a view. Raise `StrategyError`."""
+        begin = msgspec.structs.replace(self._begin, limits=self.limits)
+        try:
+            _, digest, decided = _in_own_process(begin, view)
+        except ProviderError as error:
+            raise StrategyError(str(error)) from None
+        if digest != self.digest:
+            raise StrategyError(f"{self.file} has changed since the first decision; its SHA-256 was {self.digest}")
+        calls = [*decided.calls, *([request_of(0, Holding(reason=decided.reason))] if decided.reason else ())]
+        decisions = [decode(call, RECORDED_TOOLS) for call in calls]
+        if bad := [each.error for each in decisions if isinstance(each, BadCall)]:
+            raise StrategyError(f"{self.file}: {bad[0]}")
+        return [each for each in decisions if not isinstance(each, BadCall)]
+
+
+def _in_own_process(begin: Begin, view: View | None = None, *, network: bool = False) -> tuple[Begun, str, Decided]:
+    """Start a strategy, let it decide about a view, if there is one, and end it; return what it answered and the
+    SHA-256 of its file. Raise `ProviderError`.
+    """
+
+    async def decide() -> tuple[Begun, str, Decided]:
+        process = await start_strategy(begin, network=network)
+        try:
+            return process.begun, process.digest, Decided() if view is None else await process.decide(view)
+        finally:
+            await process.end()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+        return thread.submit(asyncio.run, decide()).result()
+
+
 def check_strategy(reference: str, params: Mapping[str, Any], *, network: bool = False) -> list[str]:
     """Load a strategy in a process of its own, as the service does. Return the problems."""
-
-    async def check() -> None:
-        begin = Begin(reference, params, next(iter(VARIANTS.values())).limits, None)
-        await (await start_strategy(begin, network=network)).end()
-
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-            thread.submit(asyncio.run, check()).result()
+        _in_own_process(Begin(reference, params, next(iter(VARIANTS.values())).limits, None), network=network)
     except ProviderError as error:
         return str(error).split("\n")
     return []
@@ -384,7 +438,7 @@ def main() -> None:
     except (SettingsError, StrategyError) as error:
         answers.write(msgspec.json.encode(Begun(error=str(error))) + b"\n")
         return
-    begun = Begun(strategy.shown, strategy.deadline_s)
+    begun = Begun(strategy.shown, strategy.deadline_s, name=str(strategy.name)[:NAME_MAX], variant=strategy.variant)
     answers.write(msgspec.json.encode(begun) + b"\n")
     views = msgspec.json.Decoder(View)
     while time.process_time() < RENEWED_AFTER_S and (line := lines.readline()):

@@ -11,8 +11,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from trader.core.intervals import LEVEL, ConfidenceInterval, Returns, student_quantile
+from trader.core.intervals import LEVEL, ConfidenceInterval, Returns
 from trader.exam.domain.law import GAIN_MAX, LOSS_MAX, RISK_BUDGET
 from trader.exam.domain.worlds import USUAL_VALUE, Edge, Kind
 from trader.portfolio.domain.bets import bet
@@ -26,8 +27,11 @@ OUTCOME_MAX: Final = 4.0
 MOMENTS: Final = 2 * OUTCOME_MAX
 """The largest difference of two scores in moments of a recording, in units of the volatility."""
 
-STATES_MIN: Final = 5
+STATES_MIN: Final = 20
 """The states that an interval needs."""
+
+ENTRANTS_MIN: Final = 5
+"""The entrants that a rank correlation needs."""
 
 SIZED: Final = (0.8, 1.25)
 """Sizes between these count as the oracle's."""
@@ -95,24 +99,24 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     if total <= 0:
         return None
     share = float(scores.sum()) / total
-    return Share(count, share, _around(share, (scores - share * oracles) * count / total))
+    return Share(count, share, interval_of(scores / USUAL_VALUE, LOSS_MAX, GAIN_MAX, oracles / USUAL_VALUE, GAIN_MAX))
 
 
 def mean_of(scored: Sequence[Scored], name: Literal["score", "selection"]) -> MeanOfStates | None:
     """Return the mean of a figure over the states; None without any."""
-    return _figure(_of_states(scored, name))
+    return _figure(_of_states(scored, name), OUTCOME_MAX, OUTCOME_MAX)
 
 
 def burnt(scored: Sequence[Scored]) -> MeanOfStates | None:
     """Return the mean cost of a decision in null worlds in basis points of equity; None without any."""
-    return _figure(-_of_states(scored, "value") * BASIS_POINTS)
+    gain, loss = (most * USUAL_VALUE * BASIS_POINTS for most in (LOSS_MAX, GAIN_MAX))
+    return _figure(-_of_states(scored, "score") * BASIS_POINTS, loss, gain)
 
 
-def _figure(values: Returns) -> MeanOfStates | None:
+def _figure(values: Returns, loss: float, gain: float) -> MeanOfStates | None:
     if not len(values):
         return None
-    mean = float(values.mean()) + 0.0  # no negative zero
-    return MeanOfStates(mean, _around(mean, values))
+    return MeanOfStates(float(values.mean()) + 0.0, interval_of(values, loss, gain))  # no negative zero
 
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
@@ -128,13 +132,32 @@ def _by_state(scored: Iterable[Scored]) -> dict[int, list[Scored]]:
     return states
 
 
-def _around(mean: float, influences: Returns) -> ConfidenceInterval | None:
-    """Return the 95% interval of a mean from the influences of independent states; None if they are too few."""
-    count = len(influences)
-    if count < STATES_MIN:
+def interval_of(
+    values: Returns, loss: float, gain: float, weights: Returns | float = 1.0, weight_max: float = 1.0
+) -> ConfidenceInterval | None:
+    """Return the 95% interval of the c with E[value] = c · E[weight]: of all c against which no bet has won.
+
+    Values are between -`loss` and `gain`, weights between 0 and `weight_max`. It holds for any such distribution, rare
+    losses included, and at every look. None: too few states.
+    """
+    weighing = np.broadcast_to(weights, values.shape)
+    if len(values) < STATES_MIN or not weighing.any():
         return None
-    half = student_quantile(LEVEL / 2, count - 1) * float(influences.std(ddof=1)) / math.sqrt(count)
-    return ConfidenceInterval(mean - half, mean + half)
+
+    def is_refuted(c: float, side: int) -> bool:
+        most = (gain if side > 0 else loss) + max(0.0, -side * c) * weight_max
+        return bet(side * (c * weighing - values), np.full(len(values), most)).level <= LEVEL / 2
+
+    def limit(side: int) -> float:
+        near, width = float(values.sum() / weighing.sum()), 0.01 * (loss + gain)
+        while not is_refuted(near + side * width, side):
+            near, width = near + side * width, 2 * width
+        for _ in range(10):
+            width /= 2
+            near += 0.0 if is_refuted(near + side * width, side) else side * width
+        return near + side * width
+
+    return ConfidenceInterval(limit(-1), limit(1))
 
 
 def sizes(scored: Iterable[Scored]) -> Sizes:
@@ -144,6 +167,12 @@ def sizes(scored: Iterable[Scored]) -> Sizes:
         return Sizes(None, 0.0, 0.0)
     low, high = SIZED
     return Sizes(float(np.median(held)), float((held < low).mean()), float((held > high).mean()))
+
+
+def noise(scored: Iterable[Scored]) -> float:
+    """Return the standard deviation of the share from one planted state to the next; 0 with fewer than two."""
+    shares = [each.score / USUAL_VALUE for each in scored if each.kind == "planted"]
+    return float(np.std(shares, ddof=1)) if len(shares) > 1 else 0.0
 
 
 def agreement(scored: Sequence[Scored], samples: int) -> float | None:
@@ -178,18 +207,22 @@ def differences(ours: Iterable[Scored], theirs: Iterable[Scored], samples: int =
 
 
 PairVerdict = Literal["better", "worse", "not distinguishable yet"]
+UNDECIDED: Final = "not distinguishable yet"
 
 
 class PairComparison(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """The verdict on two entrants after some states, and the mean of their differences in their units.
 
-    The levels are one over the largest wealth of either bet so far.
+    The levels are one over the largest wealth of either bet so far, and the e-values their present wealth. The mean
+    is biased away from zero where a verdict has ended the exam.
     """
 
     states: int
     mean: float
     better_level: float
     worse_level: float
+    better_e_value: float
+    worse_e_value: float
     verdict: PairVerdict
 
 
@@ -198,10 +231,59 @@ def compare(differences: Sequence[float], bound: float = WORLDS, level: float = 
     half the level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
-        return PairComparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
+        return PairComparison(0, 0.0, 1.0, 1.0, 1.0, 1.0, UNDECIDED)
     bounds = np.full(len(values), bound)
-    better, worse = bet(values, bounds).level, bet(-values, bounds).level
-    verdict: PairVerdict = "not distinguishable yet"
-    if min(better, worse) <= level / 2:
-        verdict = "better" if better < worse else "worse"
-    return PairComparison(len(values), float(values.mean()), better, worse, verdict)
+    better, worse = bet(values, bounds), bet(-values, bounds)
+    verdict: PairVerdict = UNDECIDED
+    if min(better.level, worse.level) <= level / 2:
+        verdict = "better" if better.level < worse.level else "worse"
+    mean = float(values.mean())
+    return PairComparison(len(values), mean, better.level, worse.level, better.wealth, worse.wealth, verdict)
+
+
+def together(compared: Sequence[PairComparison], level: float = LEVEL) -> list[PairComparison]:
+    """Return comparisons with the verdicts that hold for the family of all of them: at most this part is false.
+
+    Wang and Ramdas, "False discovery rate control with e-values", Journal of the Royal Statistical Society B 84:3
+    (2022). Each comparison has two hypotheses.
+    """
+    best = sorted((max(each.better_e_value, each.worse_e_value) for each in compared), reverse=True)
+    needed = 2 * len(compared) / level
+    bar = min((e_value for rank, e_value in enumerate(best, 1) if rank * e_value >= needed), default=math.inf)
+
+    def verdict(each: PairComparison) -> PairVerdict:
+        if max(each.better_e_value, each.worse_e_value) < bar:
+            return UNDECIDED
+        return "better" if each.better_e_value > each.worse_e_value else "worse"
+
+    return [replace(each, verdict=verdict(each)) for each in compared]
+
+
+class RankCorrelation(msgspec.Struct, frozen=True, rename="camel"):
+    """Spearman's rank correlation of two results of the same entrants, and its 95% interval."""
+
+    entrants: int
+    correlation: float
+    interval: ConfidenceInterval
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation | None:
+    """Return how far two results rank entrants alike; None for fewer than 5, or if all are equal in one of them.
+
+    Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
+    Psychometrika 65:1 (2000). So few entrants prove no perfect correlation, so the interval is never of a larger one
+    than 1 - 1/n.
+    """
+    count, ranks = len(first), [_ranks(np.asarray(each)) for each in (first, second)]
+    if count < ENTRANTS_MIN or any(np.ptp(each) == 0 for each in ranks):
+        return None
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    most = min(abs(correlation), 1 - 1 / count)
+    middle, half = math.copysign(math.atanh(most), correlation), 1.96 * math.sqrt((1 + most**2 / 2) / (count - 3))
+    return RankCorrelation(count, correlation, ConfidenceInterval(math.tanh(middle - half), math.tanh(middle + half)))
+
+
+def _ranks(values: Returns) -> Returns:
+    """Return the rank of each value; equal ones share their mean rank."""
+    ranks: Returns = (values[:, None] > values).sum(axis=1) + (values[:, None] == values).sum(axis=1) / 2
+    return ranks

@@ -15,8 +15,9 @@ from trader.core.intervals import HOURS_PER_DAY, SEQUENCE_HOURS_MIN, Returns, es
 from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, HOURS_PER_YEAR, log_wealth
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
 
-Question = Literal["holdNothing", "baseline", "otherModel"]
-"""Whether a model is better than holding nothing, than a baseline, or than another model.
+Question = Literal["primary", "holdNothing", "baseline", "otherModel"]
+"""The primary comparison at its own level, or whether a model is better than holding nothing, a baseline, or another
+model.
 
 Baseline and other model have its volatility and no edge. There is one baseline; the other model has as many replicates
 as the first.
@@ -48,6 +49,7 @@ class SeasonOutline(NamedTuple):
         """The comparisons of its boards."""
         compared = {*self.rules.compared}
         asked: dict[Question, bool] = {
+            "primary": self.rules.primary is not None,
             "holdNothing": "holdNothing" in compared,
             "baseline": bool(compared & {"ruleAgent", "buyAndHold"}),
             "otherModel": "bestOther" in compared and self.models > 1,
@@ -82,6 +84,11 @@ def plan_season(
 
 def _called_on(outline: SeasonOutline, question: Question, replicates: int, rng: np.random.Generator) -> float:
     """Return the day on which a simulated season calls the difference; infinity if it never does."""
+    level, primary = outline.rules.level / outline.family, outline.rules.primary
+    if question == "primary" and primary is not None:
+        against: dict[str, Question] = dict.fromkeys(("ruleAgent", "buyAndHold"), "baseline")
+        against["holdNothing"] = "holdNothing"
+        level, question = primary.alpha, against.get(primary.against, "otherModel")
     hours = HOURS_PER_DAY * outline.days
     mean = outline.sharpe * outline.volatility / math.sqrt(HOURS_PER_YEAR)
     move, rules = HOURLY_MOVE_MAX * max(1.0, outline.leverage), outline.rules
@@ -92,7 +99,6 @@ def _called_on(outline: SeasonOutline, question: Question, replicates: int, rng:
     if question != "holdNothing":
         others = replicates if question == "otherModel" else 1
         returns, bounds = returns - _noise(outline, others, hours, rng), bounds + gain
-    level = outline.rules.level / outline.family
     wealth = np.maximum.accumulate(log_wealth(returns, bounds))
     first = np.flatnonzero(wealth >= -math.log(level))
     if not len(first):

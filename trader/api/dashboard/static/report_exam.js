@@ -14,11 +14,13 @@ const WIDTH = 640
 const HEIGHT = 140
 
 export function Report({ data }) {
-  const { result, examples, isRecorded } = data
+  const { summary, result, examples, isRecorded } = data
   const { entrants, horizon } = result
   const unit = `In units of the volatility of ${horizon}, net of costs`
   const bounds = scaleOfRows(entrants.flatMap(sharesOf))
+  const pairs = result.comparisons.map(one => ({ ...one, value: one.mean }))
   return html`<h1>Exam</h1>
+    <p><strong>${summary}</strong></p>
     <p>${result.states} of ${result.planned} states. ${isRecorded ? RECORDED : WORDS}</p>
     ${
       isRecorded
@@ -29,13 +31,14 @@ export function Report({ data }) {
           <${Figures} title="Burned where nothing pays" words="Basis points of equity per state." entrants=${entrants}
             of="burntBp" places=${1} />`
     }
-    <${Section} title="Pairs" words="The verdicts hold at every look. The level is one over the largest wealth of a bet on the
-      difference."><${Sheet} label="Pairs" rows=${result.comparisons} columns=${[
+    <${Section} title="Pairs" words="The verdicts hold at every look: that of a registered pair by itself, all others as one
+      family. The level is one over the largest wealth of a bet on the difference."><${Sheet} label="Pairs" rows=${pairs} columns=${[
         text('first', 'entrant'),
         text('second', 'other'),
         text('verdict', 'verdict'),
         figure('states', 'states'),
         figure('mean', 'mean difference', value => signed(value)),
+        intervals(scaleOfRows(pairs), 2),
         {
           key: 'level',
           title: 'level',
@@ -77,7 +80,9 @@ const intervals = (bounds, places) =>
 
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */
 function Profile({ one, bounds }) {
-  const notes = Object.entries(one.refusals).map(([rule, count]) => `refused ${count} × ${rule}`)
+  const notes = Object.entries(one.refusals).map(
+    ([rule, count]) => `refused ${count} × ${rule} (${one.reasons[rule] ?? rule})`,
+  )
   if (one.costUsdPerState != null)
     notes.push(`${number(one.costUsdPerState, 4)} USD and ${number(one.tokensPerState ?? 0, 0)} tokens per state`)
   if (one.agreement != null)
