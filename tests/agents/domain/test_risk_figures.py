@@ -10,7 +10,9 @@ from trader.agents.domain.observation import RiskFigures
 from trader.agents.domain.view import ObservedStats
 from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 
-steps = st.lists(st.tuples(st.sampled_from((1, 5, 17, 40)), st.floats(-50, 300)), max_size=60)
+steps = st.lists(
+    st.tuples(st.sampled_from((1, 5, 17, 40)), st.floats(-50, 300).map(lambda value: round(value, 8))), max_size=60
+)
 
 
 @settings(max_examples=60, deadline=None)
