@@ -231,8 +231,7 @@ SELECT_RELAY_NUMBER = "SELECT coalesce(max(number), 0) FROM relay"
 
 async def select_relay_number(conn: Connection) -> int:
     """Return the number of the newest record; 0 if there is none."""
-    number: int = await conn.fetchval(SELECT_RELAY_NUMBER)
-    return number
+    return int(await conn.fetchval(SELECT_RELAY_NUMBER))
 
 
 SELECT_RELAY = """

@@ -146,8 +146,7 @@ class EmbeddedPostgres:
 
     async def has_database(self, name: str) -> bool:
         async with self._connected() as conn:
-            exists: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
-            return exists
+            return bool(await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name))
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:

@@ -101,8 +101,7 @@ SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SEL
 
 async def select_count_without_model(conn: Connection) -> int:
     """Return how many accounts belong to no model."""
-    count: int = await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL)
-    return count
+    return int(await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL))
 
 
 SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
@@ -110,8 +109,7 @@ SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
 
 async def select_fill_count(conn: Connection, account_id: str) -> int:
     """Return how many fills the account has had in all its runs."""
-    count: int = await conn.fetchval(SELECT_FILL_COUNT, account_id)
-    return count
+    return int(await conn.fetchval(SELECT_FILL_COUNT, account_id))
 
 
 UPDATE_ACCOUNT_FENCED = """
@@ -128,8 +126,7 @@ async def update_account_fenced(conn: Connection, account_id: str, term: int) ->
     An abandoned statement may still be running on the server: this statement waits for it or precedes it. Return False
     if the term is over.
     """
-    is_leading: bool = await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term)
-    return is_leading
+    return bool(await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term))
 
 
 # Cash comes from sums over `orders` alone; `trader audit` compares them with the ledger.

@@ -226,8 +226,7 @@ SELECT EXISTS (
 
 async def select_has_leader(conn: Connection) -> bool:
     """Return whether a process leads on this database now."""
-    has_leader: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
-    return has_leader
+    return bool(await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK))
 
 
 SELECT_KNOWN_ACCOUNT = """
@@ -237,8 +236,7 @@ SELECT EXISTS (SELECT FROM accounts WHERE id = $1) OR EXISTS (SELECT FROM models
 
 async def select_known_account(conn: Connection, account_id: str) -> bool:
     """Return whether the account exists, or a model whose account will have this ID."""
-    is_known: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
-    return is_known
+    return bool(await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id))
 
 
 class Exposure(NamedTuple):

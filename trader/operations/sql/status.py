@@ -128,8 +128,7 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schem
 
 async def select_table_count(conn: Connection) -> int:
     """Return how many tables and views the database has in addition to PostgreSQL's own."""
-    count: int = await conn.fetchval(SELECT_TABLE_COUNT)
-    return count
+    return int(await conn.fetchval(SELECT_TABLE_COUNT))
 
 
 ANALYZE = "ANALYZE"

@@ -86,8 +86,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term
     A snapshot of an hour that is in the chain already, since the clock was set back, goes to the next hour that is not.
     The partitions of their times must exist. With a `term` nothing is added once that is over.
     """
-    added: int = await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term)
-    return added
+    return int(await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term))
 
 
 class LastSnapshot(NamedTuple):

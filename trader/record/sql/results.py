@@ -43,8 +43,7 @@ SELECT_HAS_BEGUN = "SELECT EXISTS (SELECT FROM chain_links WHERE kind = 'begin')
 
 async def select_has_begun(conn: Connection) -> bool:
     """Return whether the chain has results."""
-    has_begun: bool = await conn.fetchval(SELECT_HAS_BEGUN)
-    return has_begun
+    return bool(await conn.fetchval(SELECT_HAS_BEGUN))
 
 
 class PendingSpan(NamedTuple):
@@ -93,8 +92,7 @@ WHERE a.sequence > coalesce(m.sequence, 0)
 
 async def select_pending_count(conn: Connection) -> int:
     """Return how many accounts have a ledger that has grown since it was recorded."""
-    count: int = await conn.fetchval(SELECT_PENDING_COUNT)
-    return count
+    return int(await conn.fetchval(SELECT_PENDING_COUNT))
 
 
 UPSERT_MARKS = """
