@@ -116,13 +116,13 @@ async def test_the_probe_notices_a_lock_on_every_table_that_a_statement_uses(dsn
             async with other.transaction():
                 await other.execute(f"LOCK TABLE {table}")
                 with suppress(DatabaseUnavailable):
-                    await database.probe_locks(used_tables())
+                    await database.probe(used_tables(), writes=False)
                     unnoticed.append(table)
         assert (unnoticed, len(used) > 35) == (["schema_version"], True), "only a start reads the version"
         await other.execute("CREATE TABLE of_somebody_else ()")
         async with other.transaction():
             await other.execute("LOCK TABLE of_somebody_else")
-            await database.probe_locks(used_tables())
+            await database.probe(used_tables(), writes=False)
     finally:
         await other.close()
         await database.close()

@@ -257,9 +257,8 @@ class Leadership:
             try:
                 with self._accounts.service_level.outcomes.watch("heartbeats"):
                     await self._beat()
-                    await self._database.probe_locks(used_tables())
-                    if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
-                        await self._database.probe_write(used_tables())
+                    writes = self._database.write_trouble is not None or beats % _PROBE_BEATS == 0
+                    await self._database.probe(used_tables(), writes=writes)
                 is_well = self._database.write_trouble is None
             except (Unavailable, asyncpg.PostgresError) as error:
                 is_well = False

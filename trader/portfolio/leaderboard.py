@@ -286,16 +286,15 @@ def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: 
     """Return the ordered entries with a verdict on each adjacent pair."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
     compared = compare_all(
-        Pair(first.series, other.series, (missing[first.model.id], missing[other.model.id]))
+        Pair(
+            first.series,
+            other.series,
+            (missing[first.model.id], missing[other.model.id]),
+            first.attempt + other.attempt - 1,
+        )
         for first, other in pairwise(entries)
     )
-    upper = rules.judge(
-        [
-            statement._replace(attempts=first.attempt + other.attempt - 1)
-            for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
-        ],
-        contenders,
-    )
+    upper = rules.judge(compared, contenders)
     ranked = list(entries)
     for place, verdict in enumerate(upper):
         first, other = ranked[place], ranked[place + 1]

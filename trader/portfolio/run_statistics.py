@@ -96,10 +96,6 @@ class RunStatistics:
     def trades_since(self) -> datetime:
         return self.trades[-1].closed_at if self.trades else self.run.started_at
 
-    @property
-    def hours_since(self) -> datetime:
-        return self.hours[-1].hour if self.hours else floor_time(self.run.started_at, _HOUR)
-
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
         """Add trades in closing order. Reads start at the last known closing time, whose trades these replace."""
         if self.run.until is not None:
@@ -454,7 +450,10 @@ def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]
 
 async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
     by_model = {run.run.model_id: run for run in runs}
-    since = [(model_id, run.run.run_id, run.hours_since) for model_id, run in by_model.items()]
+    since = [
+        (model_id, run.run.run_id, run.hours[-1].hour if run.hours else floor_time(run.run.started_at, _HOUR))
+        for model_id, run in by_model.items()
+    ]
     hours = grouped(await portfolio_store.select_run_hours(conn, since), lambda value: value.account_id)
     since = [(model_id, run.run.run_id, run.trades_since) for model_id, run in by_model.items()]
     trades = grouped(await trades_store.select_run_trades(conn, since), itemgetter(0))

@@ -156,11 +156,6 @@ class EmbeddedPostgres:
         finally:
             await conn.close()
 
-    async def _make_service_role(self) -> None:
-        """Create the service's role if it is missing."""
-        async with self._connected() as conn:
-            await conn.execute(CREATE_SERVICE_ROLE)
-
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -194,7 +189,8 @@ class EmbeddedPostgres:
                 await self._make_data()
                 self._sockets = socket_folder(self._folder, self._account)
                 await self._launch()
-                await self._make_service_role()
+                async with self._connected() as conn:
+                    await conn.execute(CREATE_SERVICE_ROLE)
             except OSError as error:
                 why = error.strerror or error
                 raise StartError(f"The database folder {self._folder} cannot be used: {why}.") from error

@@ -1,15 +1,16 @@
 """SQL for accounts, recorded answers to orders, and the state of the service."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
+from trader.core.statistics import grouped
 from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.account import (
     TAKEN_KEPT,
@@ -176,27 +177,19 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
 
     The statements must share a snapshot: call it in `Database.reading`, or with the accounts locked.
     """
-    positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
-    for record in await conn.fetch(SELECT_POSITIONS, account_id):
-        positions[record["account_id"]][record["symbol"]] = trade_of_row(record, Position)
-    resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
-    for record in await conn.fetch(SELECT_RESTING, account_id):
-        resting[record["account_id"]].append(_resting(record))
-    takes: defaultdict[tuple[str, str], list[tuple[OrderSide, Take]]] = defaultdict(list)
-    for record in await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT):
-        take = Take(record["created_at"], record["quantity"])
-        takes[record["account_id"], record["symbol"]].append((OrderSide(record["side"]), take))
-    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
-    for (of_account, symbol), each in takes.items():
-        taken[of_account][symbol] = Taken.of_all(each)
+    owner, market = itemgetter("account_id"), itemgetter("symbol")
+    positions = grouped(await conn.fetch(SELECT_POSITIONS, account_id), owner)
+    resting = grouped(await conn.fetch(SELECT_RESTING, account_id), owner)
+    taken = grouped(await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT), owner)
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
         key = record["id"]
+        takes = grouped(taken.get(key, ()), market)
         parts = {
             "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
-            "positions": positions[key],
-            "resting": tuple(resting[key]),
-            "taken": taken[key],
+            "positions": {row["symbol"]: trade_of_row(row, Position) for row in positions.get(key, ())},
+            "resting": tuple(map(_resting, resting.get(key, ()))),
+            "taken": {symbol: Taken.of_all(map(_take, rows)) for symbol, rows in takes.items()},
         }
         accounts[key] = msgspec.convert({**record, **parts}, Account)
     return accounts
@@ -205,6 +198,10 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
 def _resting(record: asyncpg.Record) -> RestingOrder:
     plan = part_of_row(record, ExitPlan) if record["has_exit_plan"] else None
     return msgspec.convert({**record, "exit_plan": plan}, RestingOrder)
+
+
+def _take(record: asyncpg.Record) -> tuple[OrderSide, Take]:
+    return OrderSide(record["side"]), Take(record["created_at"], record["quantity"])
 
 
 SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2"
