@@ -42,8 +42,7 @@ from trader.operations.alarms import HEARTBEAT_EVERY_S, Alarms, ClockWatch, send
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.local_service import ServiceAddress, announced
 from trader.operations.notifications import Heartbeat, make_sinks, sender_of
-from trader.operations.restarts import STEADY_S, Restarts
-from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
+from trader.operations.supervisor import ALIVE, READY, STEADY_S, STOPPING, Restarts, Supervisor, end_signals
 from trader.settings.checks import local_address
 from trader.settings.settings import Settings
 

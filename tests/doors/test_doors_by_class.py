@@ -24,9 +24,8 @@ from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause, Notice
 from trader.operations.notifications import SINKS as ALARM_SINKS
 from trader.operations.notifications import MakeSink, make_sinks
-from trader.record.anchor_sinks import SINKS as ANCHOR_SINKS
-from trader.record.anchor_sinks import make_sink
-from trader.record.anchors import Anchors
+from trader.record.anchors import SINKS as ANCHOR_SINKS
+from trader.record.anchors import Anchors, make_sink
 from trader.record.domain.chain import Anchor
 from trader.settings import forms
 from trader.settings.settings import Settings

@@ -16,7 +16,7 @@ from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.core.money import counted
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
-from trader.record.anchor_sinks import AnchorLine
+from trader.record.anchors import AnchorLine
 from trader.record.domain.chain import Anchor
 from trader.record.results import correct_first_record
 

@@ -60,8 +60,7 @@ from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import require_running
 from trader.portfolio.snapshots import PortfolioService
-from trader.record.anchor_sinks import make_sink
-from trader.record.anchors import Anchors
+from trader.record.anchors import Anchors, make_sink
 from trader.record.results import record_results
 from trader.settings.settings import Settings
 

@@ -41,10 +41,7 @@ class IdempotentOrders:
         finally:
             # A change continues after its caller is canceled: a retry waits for it and gets its answer.
             left = asyncio.gather(*self._accounts.under_way(order.account_id), return_exceptions=True)
-            left.add_done_callback(lambda _: self._release(key))
-
-    def _release(self, key: tuple[str, str]) -> None:
-        self._placing.pop(key).set_result(None)
+            left.add_done_callback(lambda _: self._placing.pop(key).set_result(None))
 
     async def _first_answer(self, order: Order) -> OrderAnswer | None:
         answer = await first_answer(self._database, order.account_id, order.client_order_id or "")

@@ -14,7 +14,7 @@ import orjson
 
 from trader.core.clock import iso
 from trader.operations.domain.alarms import Notice, NoticeKind
-from trader.record.anchor_sinks import JSON_HEADERS, HttpClient
+from trader.record.anchors import JSON_HEADERS, HttpClient
 from trader.settings.forms import NOTIFY_HOSTS, Secret
 from trader.settings.settings import Settings
 

@@ -37,17 +37,18 @@ from trader.exchange.protocol import Exchange
 from trader.exchange.service_level import Outcomes
 from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
-from trader.operations.sql.activity import (
+from trader.operations.sql.history import (
     DayOfModel,
     InvocationActivity,
+    PastAlarm,
     PastHalt,
     RuleRefusals,
+    select_alarms,
     select_costs_by_day,
     select_model_activity,
     select_past_halts,
     select_refusals,
 )
-from trader.operations.sql.history import PastAlarm, select_alarms
 from trader.operations.sql.loss_baselines import update_baselines_reset
 
 log = logging.getLogger("trader.safety")

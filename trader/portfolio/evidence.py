@@ -40,8 +40,7 @@ from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_s
 from trader.portfolio.domain.seasons import Season, SeasonRules, SeasonState
 from trader.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
-from trader.portfolio.sql.analytics import PastEntrant
-from trader.portfolio.sql.behaviour import select_position_parts
+from trader.portfolio.sql.analytics import PastEntrant, select_position_parts
 
 _IN_VAIN: Final = "its last three cycles ended without a call that can be executed"
 _MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"

@@ -183,11 +183,15 @@ def make_board(
         msgspec.structs.replace(entry, evidence=statement) for entry, statement in zip(entries, statements, strict=True)
     ]
     entries.sort(key=lambda entry: (not entry.is_ranked, *_sort_key(entry, sort_by)))
-    ranked = [
-        msgspec.structs.replace(entry, rank=place if entry.is_ranked else None)
+    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
+    marked = [
+        msgspec.structs.replace(
+            entry,
+            rank=place if entry.is_ranked else None,
+            tie=figures[place] in {figures[place - 1], figures[place + 1]},
+        )
         for place, entry in enumerate(entries, start=1)
     ]
-    marked = _with_ties(ranked, sort_by)
     if sort_by == "maxDrawdown" or "bestOther" not in rules.compared:
         return marked
     return _with_verdicts(marked, max(contenders, len(marked)), rules)
@@ -271,15 +275,6 @@ def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decima
     else:
         first = float("inf") if entry.pnl_percent is None else -entry.pnl_percent
     return first, -entry.pnl_absolute, entry.model.id
-
-
-def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
-    """Return the ordered entries, marking those with the same figure as an adjacent entry."""
-    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
-    return [
-        msgspec.structs.replace(entry, tie=figures[place] in {figures[place - 1], figures[place + 1]})
-        for place, entry in enumerate(entries, start=1)
-    ]
 
 
 def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: BoardRules) -> list[LeaderboardEntry]:

@@ -149,8 +149,7 @@ WHERE id = $1 AND finished_at IS NULL AND (SELECT term FROM service_state) = $3
 
 async def update_command_taken(conn: Connection, command_id: UUID, progress: str, term: int | None) -> bool:
     """Record the progress of a command. Return False if it was finished or withdrawn, or if the `term` is over."""
-    done: str = await conn.execute(UPDATE_COMMAND_TAKEN, command_id, progress, term)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_TAKEN, command_id, progress, term)).endswith(" 1")
 
 
 UPDATE_COMMAND_FINISHED = """
@@ -166,8 +165,7 @@ async def update_command_finished(
 
     A process that has lost its lock without knowing it sees other accounts than the leader, which must carry it out.
     """
-    done: str = await conn.execute(UPDATE_COMMAND_FINISHED, command_id, outcome, term)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_FINISHED, command_id, outcome, term)).endswith(" 1")
 
 
 UPDATE_COMMAND_WITHDRAWN = """
@@ -177,8 +175,7 @@ UPDATE commands SET finished_at = now(), outcome = $2 WHERE id = $1 AND finished
 
 async def update_command_withdrawn(conn: Connection, command_id: UUID, outcome: CommandOutcome) -> bool:
     """Withdraw a command that no service has started. Return False if one has."""
-    done: str = await conn.execute(UPDATE_COMMAND_WITHDRAWN, command_id, outcome)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_WITHDRAWN, command_id, outcome)).endswith(" 1")
 
 
 UPDATE_ALL_WITHDRAWN = """

@@ -155,11 +155,6 @@ class Condition(msgspec.Struct, frozen=True):
         )
 
     @property
-    def is_certain(self) -> bool:
-        """Whether it has held for long enough, or often enough, to be reported."""
-        return self.alarm.cause.kind not in _OF_HEALTH or self.held_s >= HOLD_S or self.count >= STARTS_MAX
-
-    @property
     def ends_after_s(self) -> float:
         """How long it must be away to be over: resolved if it was reported, otherwise forgotten."""
         is_remembered = self.reported_s is None and self.alarm.cause.kind in _OF_HEALTH
@@ -325,7 +320,8 @@ def _report(state: AlarmState, now_s: float) -> tuple[AlarmState, list[Notice]]:
         if each.is_away:
             is_due = False
         elif each.reported_s is None:
-            is_due = each.is_certain and not _is_explained(state, each.alarm, each.began_s, now_s)
+            is_certain = cause.kind not in _OF_HEALTH or each.held_s >= HOLD_S or each.count >= STARTS_MAX
+            is_due = is_certain and not _is_explained(state, each.alarm, each.began_s, now_s)
         else:
             is_due = cause.kind not in _ORDERED and now_s - each.reported_s >= EVERY_S
         if is_due:
