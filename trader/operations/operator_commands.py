@@ -37,7 +37,8 @@ from trader.exchange.protocol import Exchange
 from trader.exchange.service_level import Outcomes
 from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
-from trader.operations.sql.history import (
+from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.operations.sql.status import (
     DayOfModel,
     InvocationActivity,
     PastAlarm,
@@ -49,7 +50,6 @@ from trader.operations.sql.history import (
     select_past_halts,
     select_refusals,
 )
-from trader.operations.sql.loss_baselines import update_baselines_reset
 
 log = logging.getLogger("trader.safety")
 

@@ -1,11 +1,14 @@
-"""Supervisor of the process: sd_notify, and failed starts, which back off; a crash loop is one alarm with an end."""
+"""The process to others: sd_notify, failed starts, and the file by which commands find the services of a folder.
+
+Failed starts back off, and a crash loop is one alarm with an end.
+"""
 
 import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Final
 
@@ -13,7 +16,9 @@ import msgspec
 
 from trader.core.clock import iso
 from trader.core.files import SMALL_BYTES_MAX, decode_json, read_regular, replace_file
-from trader.core.ownership import EMBEDDED_FOLDER
+from trader.core.ownership import EMBEDDED_FOLDER, why_not_own
+
+_FOLDER: Final = EMBEDDED_FOLDER.parent
 
 log = logging.getLogger("trader")
 
@@ -103,7 +108,7 @@ class Restarts:
     """Keeps the failures of the processes with one port in a file of the working folder."""
 
     def __init__(self, port: int) -> None:
-        self._file = EMBEDDED_FOLDER.parent / f"failures-{port}.json"
+        self._file = _FOLDER / f"failures-{port}.json"
         self.failures = FailedStarts()
 
     def begin(self, now: datetime) -> None:
@@ -148,3 +153,41 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+class ServiceAddress(msgspec.Struct, frozen=True):
+    """An address at which a service may respond, and the token that it accepts there, if it needs one."""
+
+    url: str
+    token: str | None = None
+    is_of_folder: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+
+@contextmanager
+def announced(port: int, service: ServiceAddress) -> Iterator[None]:
+    """Keep the address of a service in the working folder, readable for its user alone, while it listens."""
+    file = _FOLDER / f"service-{port}.json"
+    try:
+        _FOLDER.mkdir(exist_ok=True)
+        replace_file(file, msgspec.json.encode(service), 0o600)
+    except OSError as error:
+        log.warning("%s cannot be written, so commands find this service by HOST and PORT: %s", file, error.strerror)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def announced_services() -> list[ServiceAddress]:
+    """Return the services that announced themselves in the working folder; one that was killed no longer responds."""
+    found = []
+    for file in sorted(_FOLDER.glob("service-*.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            if why_not_own(_FOLDER) is None and why_not_own(file) is None:
+                found.append(decode_json(read_regular(file, SMALL_BYTES_MAX), ServiceAddress))
+    return found
