@@ -1,6 +1,7 @@
 """Result of a season: its card and its report, computed only from the rows that its record has."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -236,5 +237,5 @@ def _account(model_id: str, run: RunStatistics, rows: SeasonRows, fills: Table) 
 
 
 def _decisions(decisions: Table) -> dict[str, int]:
-    names = [f"{tool} {status}" for tool, status in zip(decisions["tool"], decisions["status"], strict=True)]
-    return {name: names.count(name) for name in sorted(set(names))}
+    names = (f"{tool} {status}" for tool, status in zip(decisions["tool"], decisions["status"], strict=True))
+    return dict(sorted(Counter(names).items()))
