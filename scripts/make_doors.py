@@ -15,8 +15,8 @@ from trader.live.venues import VENUES
 from trader.market.domain.markets import MARKETS
 from trader.operations.notifications import SINKS as ALARM_SINKS
 from trader.record.anchors import SINKS as ANCHOR_SINKS
-from trader.settings.presets import PRESETS
 from trader.settings.providers import PROVIDERS
+from trader.settings.settings import PRESETS
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "doors.md"
 START, END = "<!-- doors:start -->", "<!-- doors:end -->"

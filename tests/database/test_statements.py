@@ -27,10 +27,15 @@ MODULES: dict[str, ModuleType] = {
     if not is_package and (".sql." in name or name.startswith("trader.database.")) and ".embedded." not in name
 }
 STATEMENTS = {
-    f"{module_name}.{name}": value
+    f"{module_name}.{name}": statement
     for module_name, module in MODULES.items()
-    for name, value in vars(module).items()
-    if name.isupper() and isinstance(value, str) and STATEMENT.match(value)
+    for constant, value in vars(module).items()
+    for name, statement in (
+        ((f"{constant}[{key}]", each) for key, each in value.items())
+        if isinstance(value, dict)
+        else ((constant, value),)
+    )
+    if constant.isupper() and isinstance(statement, str) and STATEMENT.match(statement)
 }
 
 

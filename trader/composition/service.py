@@ -114,7 +114,8 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     if external.is_written:
         alarms.keep_history(database, sender_of(settings))
     alarms.sources.append(lambda: _agent_problems(context.agents, shared.models, shared.providers))
-    webhooks = _make_webhooks(context, database)
+    client, view = WebhookClient(loopback=settings.webhook_loopback == "on"), decoder_of(ViewOutput)
+    webhooks = Webhooks(database, context.desk, client, base.clock, lambda opened: encoded(ViewOutput.of(opened), view))
     stack.push_async_callback(webhooks.close)
     schedulers = _make_schedulers(database, context, events, trading.baselines, webhooks)
     coordination = _coordinate(base, context, alarms)
@@ -284,12 +285,6 @@ def leader_view(context: Context, alarms: Alarms) -> LeaderView:
         alarms=ENCODER.encode(present_alarms(alarms)).decode(),
         snapshots_created=context.portfolio.created,
     )
-
-
-def _make_webhooks(context: Context, database: Database) -> Webhooks:
-    client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
-    view = decoder_of(ViewOutput)
-    return Webhooks(database, context.desk, client, context.clock, lambda opened: encoded(ViewOutput.of(opened), view))
 
 
 def _make_schedulers(

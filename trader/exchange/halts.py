@@ -51,9 +51,6 @@ class _Unsaved(NamedTuple):
     command: OperatorCommand
 
 
-_FILE_DECODER: Final = msgspec.json.Decoder(list[_Unsaved])
-
-
 class Halts:
     """The halts in force. The exchange calls `refusal_to_open` before every order that may open or add.
 
@@ -161,7 +158,7 @@ class Halts:
         if self._file is None or not self._file.exists():
             return
         try:
-            kept = _FILE_DECODER.decode(self._file.read_bytes())
+            kept = msgspec.json.decode(self._file.read_bytes(), type=list[_Unsaved])
         except (OSError, msgspec.MsgspecError) as error:
             raise StartError(
                 f"{self._file} keeps halts that are not in the database yet, and cannot be read: {error}. If you know "
@@ -193,12 +190,9 @@ class Halts:
             await self._save()
             async with self._database.connection() as conn:
                 halts = await store.select_halts(conn)
-            before = self._halts
             known = {_key(halt) for halt in halts}
             halts += [unsaved.halt for unsaved in self._unsaved if _key(unsaved.halt) not in known]
-            self._set(tuple(halts))
-        known = {_key(halt) for halt in halts}
-        return [halt for halt in before if _key(halt) not in known]
+            return self._set(tuple(halts))
 
     async def _save(self) -> None:
         while self._unsaved:
@@ -218,16 +212,18 @@ class Halts:
             if await store.insert_halt(conn, halt):
                 await store.insert_command(conn, command)
 
-    def _set(self, halts: tuple[Halt, ...]) -> None:
+    def _set(self, halts: tuple[Halt, ...]) -> list[Halt]:
+        """Set the halts in force. Return those that are lifted."""
         before, self._halts = {_key(halt): halt for halt in self._halts}, halts
         after = {_key(halt): halt for halt in halts}
-        if before.keys() == after.keys():
-            return
         for key in after.keys() - before.keys():
             log.warning("halted, no position may be opened: %s (by %s)", after[key], after[key].by)
-        for key in before.keys() - after.keys():
-            log.warning("no longer halted: %s", before[key])
-        self._events.publish(HaltsChanged(self.clock.now(), halts))
+        lifted = [halt for key, halt in before.items() if key not in after]
+        for halt in lifted:
+            log.warning("no longer halted: %s", halt)
+        if before.keys() != after.keys():
+            self._events.publish(HaltsChanged(self.clock.now(), halts))
+        return lifted
 
 
 def _write_file(file: Path, kept: Sequence[_Unsaved]) -> None:

@@ -75,10 +75,9 @@ async def present_answer(database: Database, account_id: str, order_id: UUID) ->
         answer = await store.select_answer(conn, account_id, order_id)
         if answer is None:
             raise no_such_order(account_id, str(order_id))
-        state = await store.select_limit_order_status(conn, account_id, order_id)
+        rested = await store.select_rested(conn, account_id, order_id)
         fills = await store.select_fills_of_request(conn, order_id)
-        realized = await store.select_realized_of_request(conn, order_id)
-    return answer if state is None else answer.so_far(*state, fills, realized)
+    return answer if rested is None else answer.so_far(**rested, fills=fills)
 
 
 def no_such_order(account_id: str, order_id: str) -> NotFound:

@@ -222,13 +222,21 @@ async def select_answer(conn: Connection, account_id: str, order_id: UUID) -> Or
     return None if answer is None else msgspec.convert(answer, OrderAnswer)
 
 
-SELECT_LIMIT_ORDER_STATUS = "SELECT status, cancel_reason FROM limit_orders WHERE account_id = $1 AND id = $2"
+# A trade is closed by the fills of one order; the fills on its closing side name the trade.
+SELECT_RESTED = """
+SELECT status, cancel_reason AS reason, (
+    SELECT coalesce(sum(o.gross_pnl), 0)
+    FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $2) f
+    JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
+        AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
+) AS realized_pnl
+FROM limit_orders WHERE account_id = $1 AND id = $2
+"""
 
 
-async def select_limit_order_status(conn: Connection, account_id: str, order_id: UUID) -> tuple[str, str | None] | None:
-    """Return (RESTING | FILLED | CANCELLED, cancel reason) of an order that has rested, or None."""
-    record = await conn.fetchrow(SELECT_LIMIT_ORDER_STATUS, account_id, order_id)
-    return None if record is None else (record["status"], record["cancel_reason"])
+async def select_rested(conn: Connection, account_id: str, order_id: UUID) -> asyncpg.Record | None:
+    """Return the status of an order that has rested, why it was canceled, and its fills' gross profit; or None."""
+    return await conn.fetchrow(SELECT_RESTED, account_id, order_id)
 
 
 SELECT_FILLS_OF_REQUEST = """
@@ -239,21 +247,6 @@ SELECT quantity, price, fee, maker, created_at AS at FROM fills WHERE request_id
 async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
     """Return the fills of a placed order by time."""
     return [AnswerFill(**row) for row in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)]
-
-
-# A trade is closed by the fills of one order; the fills on its closing side name the trade.
-SELECT_REALIZED_OF_REQUEST = """
-SELECT coalesce(sum(o.gross_pnl), 0)
-FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $1) f
-JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
-    AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
-"""
-
-
-async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
-    """Return the gross profit realized by the fills of a placed order."""
-    realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
-    return realized
 
 
 # --- the service itself -----------------------------------------------------------------------------------------------
