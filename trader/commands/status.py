@@ -130,7 +130,7 @@ async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence
     if not target.is_served:
         return [], []
     rows, unread = await _read(target, select_relay)
-    view = msgspec.json.decode(rows[-1].record, type=LeaderView) if rows else None
+    view = msgspec.json.decode(rows[-1]["record"], type=LeaderView) if rows else None
     return [] if view is None else msgspec.json.decode(view.alarms, type=list[AlarmFiring]), unread
 
 

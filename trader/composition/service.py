@@ -118,9 +118,13 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     webhooks = Webhooks(database, context.desk, client, base.clock, lambda opened: encoded(ViewOutput.of(opened), view))
     stack.push_async_callback(webhooks.close)
     schedulers = _make_schedulers(database, context, events, trading.baselines, webhooks)
-    coordination = _coordinate(base, context, alarms)
+    writer = RelayWriter(database, events, lambda: leader_view(context, alarms), ENCODER.encode)
+    lock = None if base.leader is not None else LeaderLock(external.dsn, SILENCE_S)  # a reader has none
+    coordination = Coordination(lock, writer, base.relay)
     leadership = Leadership(context, database, events, schedulers, trading, coordination)
     alarms.is_leader = lambda: leadership.role == "leader"
+    if (sink := make_sink(settings.anchor_url)) is not None:
+        stack.push_async_callback(sink.close)
     return Service(
         context=context,
         database=database,
@@ -130,7 +134,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         trading=trading,
         leadership=leadership,
         coordination=coordination,
-        anchors=_make_anchors(settings, database, alarms, stack),
+        anchors=Anchors(database, sink, alarms.is_leader),
         alarms=alarms,
         started_at=base.clock.now(),
     )
@@ -225,20 +229,6 @@ def _make_context(
         candles=Candles(database, market, settings),
         operations=operations,
     )
-
-
-def _coordinate(base: _Foundations, context: Context, alarms: Alarms) -> Coordination:
-    """Return what binds this process to the others of its database. A reader has no lock."""
-    writer = RelayWriter(base.database, base.events, lambda: leader_view(context, alarms), ENCODER.encode)
-    lock = None if base.leader is not None else LeaderLock(base.external.dsn, SILENCE_S)
-    return Coordination(lock, writer, base.relay)
-
-
-def _make_anchors(settings: Settings, database: Database, alarms: Alarms, stack: AsyncExitStack) -> Anchors:
-    sink = make_sink(settings.anchor_url)
-    if sink is not None:
-        stack.push_async_callback(sink.close)
-    return Anchors(database, sink, alarms.is_leader)
 
 
 def _warnings_of(leader: RelayReader) -> Warnings:

@@ -96,7 +96,7 @@ class Halts:
             async with self._database.transaction() as conn:
                 if not await hold_term(conn, term):
                     return
-                await store.update_cause_lifted(conn, cause, by)
+                await store.update_halts_lifted(conn, None, by, cause)
             self._set(tuple(halt for halt in self._halts if halt.cause is not cause))
 
     async def halt(

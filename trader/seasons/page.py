@@ -220,7 +220,7 @@ def _values(curve: PercentCurve, hours: Sequence[datetime]) -> list[float | None
 
 def _trades(trades: Sequence[RunTrade]) -> dict[str, Any]:
     """Return the net profits of trades in percent of their entry notional, and shares of the trades in percent."""
-    nets = [trade.net_percent for trade in trades]
+    nets = [100 * float(trade.net_pnl) / float(trade.entry_notional) for trade in trades]
 
     def share(*which: bool) -> float:
         return 100 * sum(which) / len(trades)

@@ -44,34 +44,23 @@ async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
 UPDATE_HALTS_LIFTED = f"""
 WITH lifted AS (
     UPDATE halts SET lifted_at = now(), lifted_by = $2
-    WHERE lifted_at IS NULL AND account_id IS NOT DISTINCT FROM $1
+    WHERE lifted_at IS NULL AND CASE WHEN $3::text IS NULL THEN account_id IS NOT DISTINCT FROM $1 ELSE cause = $3 END
     RETURNING {HALT_COLUMNS}
 )
 SELECT * FROM lifted ORDER BY id
 """  # noqa: S608 - a constant of this module
 
 
-async def update_halts_lifted(conn: Connection, account_id: str | None, by: str) -> list[HaltCause]:
-    """Lift the halts of one account, or of all accounts together (None), and return their causes.
+async def update_halts_lifted(
+    conn: Connection, account_id: str | None, by: str, cause: HaltCause | None = None
+) -> list[HaltCause]:
+    """Lift the halts of one account, or of all accounts together (None), or all of a `cause`. Return their causes.
 
     The connection must be in a transaction: the end of the halts is recorded in the chain.
     """
-    rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by)
+    rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by, cause)
     await insert_rows_record(conn, "halts", rows)
     return [HaltCause(row["cause"]) for row in rows]
-
-
-UPDATE_CAUSE_LIFTED = f"""
-WITH lifted AS (
-    UPDATE halts SET lifted_at = now(), lifted_by = $2 WHERE lifted_at IS NULL AND cause = $1 RETURNING {HALT_COLUMNS}
-)
-SELECT * FROM lifted ORDER BY id
-"""  # noqa: S608 - a constant of this module
-
-
-async def update_cause_lifted(conn: Connection, cause: HaltCause, by: str) -> None:
-    """Lift the halts of one cause. The connection must be in a transaction, as for `update_halts_lifted`."""
-    await insert_rows_record(conn, "halts", await conn.fetch(UPDATE_CAUSE_LIFTED, cause, by))
 
 
 SELECT_NOW = "SELECT now()"

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import asyncpg
 import msgspec
 
-from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, columns_of
 from trader.portfolio.domain.baselines import Baseline, BaselineState
 from trader.portfolio.sql.analytics import CurrentRun
@@ -33,14 +31,9 @@ SELECT_BASELINE_STATES = "SELECT id, name, variant, state, seen_until FROM basel
 
 async def select_baseline_states(conn: Connection) -> list[SavedBaseline]:
     """Return every baseline as it was saved."""
-    return [
-        SavedBaseline(_baseline(row), msgspec.convert(row["state"], BaselineState), row["seen_until"])
-        for row in await conn.fetch(SELECT_BASELINE_STATES)
-    ]
-
-
-def _baseline(row: asyncpg.Record) -> Baseline:
-    return Baseline(row["id"], row["name"], None if row["variant"] is None else VariantId(row["variant"]))
+    rows = await conn.fetch(SELECT_BASELINE_STATES)
+    saved = [((row["id"], row["name"], row["variant"]), row["state"], row["seen_until"]) for row in rows]
+    return msgspec.convert(saved, list[SavedBaseline])
 
 
 UPSERT_BASELINES = """
