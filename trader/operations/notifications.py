@@ -6,7 +6,7 @@ An address may contain a token, so errors and log lines never include any part o
 
 import html
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -138,15 +138,11 @@ class TelegramSink(HttpSink):
         return orjson.dumps({"chat_id": self._chat, "text": text}), JSON_HEADERS
 
 
-class MakeSink(Protocol):
-    """Makes a sink from its number among the addresses, its address without the form, and this process's name."""
-
-    def __call__(self, number: int, url: str, sender: str, *, timeout_s: float) -> NotificationSink: ...
-
-
-SINKS: Final[dict[str, MakeSink]] = {kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)}
+SINKS: Final[dict[str, Callable[..., NotificationSink]]] = {
+    kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)
+}
 """The sinks by the form that an address of NOTIFY_URL begins with, or that its host implies;
-`NOTIFY_FORMATS` names them.
+`NOTIFY_FORMATS` names them. Each is made of its number, the address without the form, and this process's name.
 """
 
 

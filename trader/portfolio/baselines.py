@@ -48,7 +48,7 @@ from trader.portfolio.domain.baselines import (
 )
 from trader.portfolio.domain.histories import Snapshot, value_account
 from trader.portfolio.snapshots import is_due
-from trader.portfolio.sql import baselines as store
+from trader.portfolio.sql import snapshots as store
 from trader.portfolio.sql.snapshots import LastSnapshot, insert_snapshots, select_run_hours
 from trader.settings.settings import Settings
 

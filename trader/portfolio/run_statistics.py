@@ -44,7 +44,7 @@ from trader.portfolio.figures import (
 from trader.portfolio.sql import analytics as analytics_store
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.analytics import AccountRun, Changes, CurrentRun, RunEntrant, Worth, select_changes
-from trader.portfolio.sql.baselines import select_baselines
+from trader.portfolio.sql.snapshots import select_baselines
 
 _TURN_S: Final = 0.001
 """How often the computation of figures yields to other tasks, and for how long: due timers need a moment."""

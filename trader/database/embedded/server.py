@@ -24,7 +24,18 @@ import asyncpg
 
 from trader.core.errors import StartError
 from trader.core.ownership import EMBEDDED_FOLDER
-from trader.database.embedded.binaries import Binaries, choose_binaries
+from trader.database.embedded.binaries import (
+    STOP_TIMEOUT_S,
+    Binaries,
+    bind_to_parent,
+    choose_binaries,
+    has_processes,
+    is_ready,
+    leftover_pid,
+    stop_process,
+    tail,
+    wait_until,
+)
 from trader.database.embedded.folders import (
     SERVICE_ROLE,
     SUPERUSER,
@@ -39,16 +50,6 @@ from trader.database.embedded.folders import (
     require_peer,
     server_account,
     socket_folder,
-)
-from trader.database.embedded.processes import (
-    STOP_TIMEOUT_S,
-    bind_to_parent,
-    has_processes,
-    is_ready,
-    leftover_pid,
-    stop_process,
-    tail,
-    wait_until,
 )
 from trader.database.pool import connect_alone, place
 
