@@ -609,7 +609,7 @@ MUTANTS: Final = (
         "a halt is in force once it is written",
         "memory follows the rows",
         "exchange/halts.py",
-        [("        self._set((*self._halts, halt))\n        return command\n", "        return command\n")],
+        [("        self._set((*self.in_force, halt))\n        return command\n", "        return command\n")],
         [SAFETY],
     ),
     Mutant(

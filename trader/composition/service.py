@@ -110,7 +110,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     exchange = _make_exchange(base)
     trading = _make_trading(base, exchange)
     shared = _make_agent_services(base, exchange, stack)
-    context = _make_context(base, shared, trading.operations, stack)
+    context = _make_context(base, shared, trading.operations)
     if external.is_written:
         alarms.keep_history(database, sender_of(settings))
     alarms.sources.append(lambda: _agent_problems(context.agents, shared.models, shared.providers))
@@ -205,9 +205,7 @@ def _make_agent_services(base: _Foundations, exchange: Exchange, stack: AsyncExi
     )
 
 
-def _make_context(
-    base: _Foundations, shared: AgentServices, operations: OperatorCommands, stack: AsyncExitStack
-) -> Context:
+def _make_context(base: _Foundations, shared: AgentServices, operations: OperatorCommands) -> Context:
     database, settings, clock, market = base.database, base.settings, base.clock, base.market
     exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
     runs = CurrentRuns(database)
