@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from trader.agents.variants import VARIANTS
+from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
 from trader.core.intervals import ConfidenceInterval
-from trader.core.wire import canonical_json
 from trader.exam.domain.scores import (
     UNDECIDED,
     MeanOfStates,

@@ -13,9 +13,9 @@ import aiohttp
 import msgspec
 
 from trader import __version__
+from trader.core.canonical_json import canonical_json
 from trader.core.errors import StartError, TraderError
 from trader.core.files import BYTES_MAX, decode_json, read_regular, replace_file
-from trader.core.wire import canonical_json
 from trader.live.budget import Priority, spending_as
 from trader.live.emptying import EMPTY_LOOKS, PATIENCE_S, PAUSE_S, empty
 from trader.live.venue import Steps, VenueCloser

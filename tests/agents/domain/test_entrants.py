@@ -14,8 +14,8 @@ from support.records import make_model
 from trader.agents.domain.entrants import EntrantRecord, ServiceConditions, configuration_of, fingerprint
 from trader.agents.domain.models import Declared, Model, ModelConfiguration
 from trader.agents.domain.view import VariantLimits
+from trader.core.canonical_json import canonical_json
 from trader.core.variant_id import VariantId
-from trader.core.wire import canonical_json
 
 MODEL = make_model("one")
 LIMITS = VariantLimits(leverage_max=5)

@@ -12,8 +12,8 @@ import orjson
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import tool_schemas
 from trader.agents.domain.view import VariantLimits
+from trader.core.canonical_json import canonical_json
 from trader.core.money import format_decimal
-from trader.core.wire import canonical_json
 
 FIRST: Final = 1
 """The number of a model's first entrant."""

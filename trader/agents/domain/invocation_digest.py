@@ -13,9 +13,9 @@ from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.entrants import Entrant, fingerprint
 from trader.agents.domain.invocations import Invocation, Step, ToolCall, client_order_id
 from trader.agents.domain.view import View
+from trader.core.canonical_json import canonical_json
 from trader.core.clock import iso
 from trader.core.money import format_decimal
-from trader.core.wire import canonical_json
 from trader.record.domain.chain import ChainLink, LinkedRecord, PayloadDigests, encoded_digest
 from trader.record.domain.results import ChainFinding
 

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Meta
 
 from trader.agents.domain.models import Line, Model, ModelId
+from trader.core.canonical_json import canonical_json
 from trader.core.clock import input_time, iso
 from trader.core.errors import Issue
 from trader.core.money import counted, format_decimal, from_number
 from trader.core.statistics import grouped
-from trader.core.wire import canonical_json
 from trader.portfolio.domain.board import AGE_MIN, BoardRules, PrimaryComparison, Reference
 
 SeasonStep = Literal["opened", "amended", "closed"]

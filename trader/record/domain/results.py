@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.canonical_json import canonical_json
 from trader.core.money import format_decimal
-from trader.core.wire import canonical_json
 
 ResultRow = Mapping[str, Any]
 RowName = tuple[str, tuple[Any, ...]]
