@@ -12,9 +12,8 @@ from trader.exchange.domain.ledger import Liquidation
 from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import Market
 from trader.market.sources.rows import PRESET_MARKETS
-from trader.settings.presets import PRESET_VENUES, PRESETS
 from trader.settings.providers import PROVIDERS
-from trader.settings.settings import VARIABLES
+from trader.settings.settings import PRESET_VENUES, PRESETS, VARIABLES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,9 +14,9 @@ from trader.api.stream_table import STREAMS
 from trader.live.venues import VENUES
 from trader.market.domain.markets import MARKETS
 from trader.operations.notifications import SINKS as ALARM_SINKS
-from trader.record.anchor_sinks import SINKS as ANCHOR_SINKS
-from trader.settings.presets import PRESETS
+from trader.record.anchors import SINKS as ANCHOR_SINKS
 from trader.settings.providers import PROVIDERS
+from trader.settings.settings import PRESETS
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "doors.md"
 START, END = "<!-- doors:start -->", "<!-- doors:end -->"
@@ -125,7 +125,7 @@ DOORS: Final = (
     Door(
         "an anchor sink",
         "a class that implements `AnchorSink`, and the row of its scheme; `ANCHOR_URL` selects it",
-        "`SINKS` in `record/anchor_sinks.py`, `ANCHOR_SCHEMES` in `settings/forms.py`",
+        "`SINKS` in `record/anchors.py`, `ANCHOR_SCHEMES` in `settings/forms.py`",
         _names(ANCHOR_SINKS),
         f"{CLASSES}::test_a_sink_of_anchors_is_a_class_and_a_row",
     ),

@@ -16,7 +16,7 @@ import trader
 from trader.app import serve
 from trader.backtest.history import log_progress
 from trader.core import tasks
-from trader.operations import restarts
+from trader.operations import supervisor
 from trader.operations.supervisor import Supervisor
 
 PACKAGE = str(Path(trader.__file__).parent)
@@ -92,7 +92,7 @@ async def test_a_bug_in_a_task_is_logged_and_the_task_continues_or_ends_the_serv
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks, "RESTART_S", 0.0)
-    monkeypatch.setattr(restarts, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,))
     async with serving(dsn, tmp_path, caplog):
         await until(lambda: not any(name.startswith("invocation of ") for name in our_tasks()))
         names = sorted(our_tasks())

@@ -107,7 +107,7 @@ AWAITED: Final = {
     "trader/exam/run.py": "awaited together",
     "trader/exchange/accounts.py": "awaited by the caller, or logged without one",
     "trader/live/lighter/source.py": "its error is read",
-    "trader/record/anchor_sinks.py": "a thread whose outcome is awaited",
+    "trader/record/anchors.py": "a thread whose outcome is awaited",
 }
 """The modules that start tasks and threads themselves, and how they notice their ends."""
 

@@ -64,10 +64,10 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "portfolio/domain/equity_audit.py": ("hours of a record", 1),
     "portfolio/domain/histories.py": ("how long raw snapshots are kept", 1),
     "portfolio/domain/returns.py": ("hours of a record", 1),
-    "portfolio/domain/seasons.py": ("the published dates of a season", 8),
+    "portfolio/domain/seasons.py": ("the published dates of a season", 7),
     "portfolio/hour_bounds.py": ("whether a run began within the hour", 1),
     "portfolio/run_statistics.py": ("hours of a record", 5),
-    "portfolio/seasons.py": ("the published dates of a season", 5),
+    "portfolio/seasons.py": ("the published dates of a season", 6),
     "portfolio/snapshots.py": ("whether a snapshot is of the present hour; a date ahead takes one more", 2),
 }
 """The modules that compare dates: what for, and how often."""

@@ -40,10 +40,18 @@ from trader.database.embedded.server import EmbeddedPostgres
 from trader.operations.access import Access
 from trader.operations.alarms import HEARTBEAT_EVERY_S, Alarms, ClockWatch, send_heartbeats
 from trader.operations.domain.alarms import Alarm, AlarmCause
-from trader.operations.local_service import ServiceAddress, announced
 from trader.operations.notifications import Heartbeat, make_sinks, sender_of
-from trader.operations.restarts import STEADY_S, Restarts
-from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
+from trader.operations.supervisor import (
+    ALIVE,
+    READY,
+    STEADY_S,
+    STOPPING,
+    Restarts,
+    ServiceAddress,
+    Supervisor,
+    announced,
+    end_signals,
+)
 from trader.settings.checks import local_address
 from trader.settings.settings import Settings
 

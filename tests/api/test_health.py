@@ -360,12 +360,12 @@ async def test_what_only_reports_need_degrades_and_a_locked_row_is_named(
         async with other.transaction():
             await other.execute("LOCK TABLE candles")
             with pytest.raises(DatabaseUnavailable, match="locked"):
-                await database.probe_locks(["fills", "candles"])
+                await database.probe(["fills", "candles"], writes=False)
             status, report = await get(client, "/health")
             alarms = [(each["cause"], each["subject"], each["message"]) for each in report["alarms"]]
             text = f"degraded: candles. Table candles is locked by pid {pid} (psql)."
             assert (status, alarms) == (200, [("degraded", "candles", text)])
-        await database.probe_write(["fills", "candles"])
+        await database.probe(["fills", "candles"], writes=True)
         assert database.trouble is None
         await other.execute("INSERT INTO accounts (id, created_at, changed_at) VALUES ('a', now(), now())")
         async with other.transaction():
@@ -398,7 +398,7 @@ async def test_a_locked_database_names_the_table_and_the_session_that_holds_it(
     async with serving(service_parts) as client, other.transaction():
         await other.execute("LOCK TABLE fills")
         with pytest.raises(DatabaseUnavailable, match="locked"):
-            await database.probe_locks(["orders", "fills"])
+            await database.probe(["orders", "fills"], writes=False)
         status, report = await get(client, "/health")
     assert status == 503
     holder = f"Table fills is locked by pid {other.get_server_pid()} (psql)."

@@ -20,7 +20,7 @@ from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
 from trader.portfolio.domain.histories import Snapshot
-from trader.portfolio.sql.baselines import select_baseline_states
+from trader.portfolio.sql.snapshots import select_baseline_states
 from trader.settings.settings import Settings
 
 START = datetime(2025, 3, 4, 20, tzinfo=UTC)

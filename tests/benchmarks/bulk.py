@@ -54,8 +54,7 @@ from trader.exchange.sql.accounts import (
     update_processed_until,
     upsert_service_state,
 )
-from trader.exchange.sql.ledger import write_postings
-from trader.exchange.sql.ledger_rows import LedgerRow, request_row
+from trader.exchange.sql.ledger import LedgerRow, request_row, write_postings
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.rows import preset_rows
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource

@@ -28,7 +28,7 @@ from trader.database.pool import Database
 from trader.database.relay import LeaderView, upsert_relay
 from trader.operations.alarms import Alarms, Maintenance
 from trader.operations.domain.alarms import Alarm, AlarmCause
-from trader.operations.sql.history import select_maintenance, upsert_maintenance
+from trader.operations.sql.status import select_maintenance, upsert_maintenance
 from trader.portfolio.tables import load
 
 MODELS_FILE = """

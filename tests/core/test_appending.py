@@ -18,7 +18,7 @@ from trader.agents.providers.cassette import ANSWERS, Cassette, KeptAnswer
 from trader.core.errors import SettingsError, SinkUnavailable
 from trader.core.files import append_lines
 from trader.exam import folder as exams
-from trader.record.anchor_sinks import FileSink
+from trader.record.anchors import FileSink
 from trader.record.domain.chain import Anchor
 
 AT = datetime(2025, 1, 6, tzinfo=UTC)
@@ -30,7 +30,7 @@ APPENDING = {
     "backtest/workers.py": "trials of a cluster",
     "exam/folder.py": "sittings",
     "market/sources/downloads.py": "the part of a download, which its checksum judges",
-    "record/anchor_sinks.py": "anchors",
+    "record/anchors.py": "anchors",
 }
 OTHERS = {
     "agents/providers/strategy_process.py": "a pipe",

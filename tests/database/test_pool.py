@@ -432,7 +432,7 @@ async def test_a_failed_write_has_a_cause_is_counted_and_ends_only_after_a_clean
     async with database.writing() as conn:
         await conn.execute("SELECT 1")
     assert database.trouble == "disk full", "a small write may succeed on a full disk"
-    await database.probe_write(used_tables())
+    await database.probe(used_tables(), writes=True)
     assert database.trouble is None
 
 
@@ -460,7 +460,7 @@ async def test_a_fault_lasts_from_the_first_failed_statement_to_a_clean_probe(
         assert -early < since - began < timedelta(seconds=0.2), "not when the statement gave up"
         await database.ping()
         assert database.failing_since == since, "a read does not show that writes succeed"
-        await database.probe_write(used_tables())
+        await database.probe(used_tables(), writes=True)
         assert database.failing_since is None
         assert database.last_failure is not None
         assert (database.last_failure.cause, database.last_failure.began > since) == ("locked", True)
@@ -488,8 +488,8 @@ async def test_postings_and_the_probe_call_locked_tables_locked(dsn: str, monkey
                 async with database.transaction() as conn:
                     await conn.execute("DELETE FROM runs")
             with pytest.raises(DatabaseUnavailable, match="locked"):
-                await database.probe_write(used_tables())
-        await database.probe_write(used_tables())
+                await database.probe(used_tables(), writes=True)
+        await database.probe(used_tables(), writes=True)
         assert (database.trouble, database.write_failures) == (None, 2)
     finally:
         await other.close()

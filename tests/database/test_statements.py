@@ -27,10 +27,15 @@ MODULES: dict[str, ModuleType] = {
     if not is_package and (".sql." in name or name.startswith("trader.database.")) and ".embedded." not in name
 }
 STATEMENTS = {
-    f"{module_name}.{name}": value
+    f"{module_name}.{name}": statement
     for module_name, module in MODULES.items()
-    for name, value in vars(module).items()
-    if name.isupper() and isinstance(value, str) and STATEMENT.match(value)
+    for constant, value in vars(module).items()
+    for name, statement in (
+        ((f"{constant}[{key}]", each) for key, each in value.items())
+        if isinstance(value, dict)
+        else ((constant, value),)
+    )
+    if constant.isupper() and isinstance(statement, str) and STATEMENT.match(statement)
 }
 
 
@@ -116,13 +121,13 @@ async def test_the_probe_notices_a_lock_on_every_table_that_a_statement_uses(dsn
             async with other.transaction():
                 await other.execute(f"LOCK TABLE {table}")
                 with suppress(DatabaseUnavailable):
-                    await database.probe_locks(used_tables())
+                    await database.probe(used_tables(), writes=False)
                     unnoticed.append(table)
         assert (unnoticed, len(used) > 35) == (["schema_version"], True), "only a start reads the version"
         await other.execute("CREATE TABLE of_somebody_else ()")
         async with other.transaction():
             await other.execute("LOCK TABLE of_somebody_else")
-            await database.probe_locks(used_tables())
+            await database.probe(used_tables(), writes=False)
     finally:
         await other.close()
         await database.close()

@@ -23,10 +23,9 @@ from trader.core.errors import SettingsError
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause, Notice
 from trader.operations.notifications import SINKS as ALARM_SINKS
-from trader.operations.notifications import MakeSink, make_sinks
-from trader.record.anchor_sinks import SINKS as ANCHOR_SINKS
-from trader.record.anchor_sinks import make_sink
-from trader.record.anchors import Anchors
+from trader.operations.notifications import make_sinks
+from trader.record.anchors import SINKS as ANCHOR_SINKS
+from trader.record.anchors import Anchors, make_sink
 from trader.record.domain.chain import Anchor
 from trader.settings import forms
 from trader.settings.settings import Settings
@@ -120,11 +119,10 @@ def test_the_settings_accept_what_has_a_sink() -> None:
 
 
 async def test_a_sink_of_alarms_is_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook: MakeSink = Notebook
     address = {"NOTIFY_URL": "notebook+http://127.0.0.1:9/"}
     with pytest.raises(SettingsError, match="NOTIFY_URL"):
         Settings.load(address, None, demo=True)
-    monkeypatch.setitem(ALARM_SINKS, "notebook", notebook)
+    monkeypatch.setitem(ALARM_SINKS, "notebook", Notebook)
     monkeypatch.setattr(forms, "NOTIFY_FORMATS", tuple(ALARM_SINKS))
     monkeypatch.setattr(Notebook, "kept", [])
     sinks = make_sinks(Settings.load(address, None, demo=True).notify_urls, "here:1")

@@ -37,8 +37,7 @@ from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.feed import MarketFeed
 from trader.portfolio.audit import audit
 from trader.settings.forms import one_of
-from trader.settings.presets import PRESET_VENUES
-from trader.settings.settings import VARIABLES, Settings
+from trader.settings.settings import PRESET_VENUES, VARIABLES, Settings
 
 ZERO = Decimal(0)
 

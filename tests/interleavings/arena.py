@@ -62,7 +62,7 @@ from trader.portfolio.evidence import Evidence
 from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
-from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
+from trader.portfolio.sql.snapshots import SavedBaseline, upsert_baselines
 from trader.record.anchors import Anchors
 from trader.record.results import record_results
 

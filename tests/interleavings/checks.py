@@ -21,7 +21,7 @@ from trader.exchange.sql.accounts import select_accounts
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, Tick
 from trader.operations.sql.loss_baselines import select_recorded_equity
 from trader.portfolio.audit import audit
-from trader.portfolio.sql.baselines import select_baseline_states
+from trader.portfolio.sql.snapshots import select_baseline_states
 
 
 async def problems_before(arena: Arena) -> list[str]:

@@ -45,7 +45,7 @@ from trader.operations.domain.alarms import (
     NoticeKind,
 )
 from trader.operations.notifications import RUNBOOKS, Heartbeat, make_sinks
-from trader.operations.sql.history import upsert_maintenance
+from trader.operations.sql.status import upsert_maintenance
 from trader.settings.forms import Secret
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -13,8 +13,7 @@ from trader import app
 from trader.core.errors import StartError
 from trader.operations.alarms import Alarms
 from trader.operations.notifications import make_sinks
-from trader.operations.restarts import PAUSES_S, Restarts
-from trader.operations.supervisor import Supervisor
+from trader.operations.supervisor import PAUSES_S, Restarts, Supervisor
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -60,7 +59,7 @@ def test_a_killed_process_counts_and_one_that_runs_does_not() -> None:
 
 
 async def test_a_crash_loop_is_one_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.operations.restarts.PAUSES_S", (0.0,))
+    monkeypatch.setattr("trader.operations.supervisor.PAUSES_S", (0.0,))
     async with sinks() as here:
         settings = make_settings(
             NOTIFY_URL=f"{here.url}/n", DATABASE_URL="postgresql://nobody@127.0.0.1:9/x", PORT="8081"

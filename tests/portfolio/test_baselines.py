@@ -20,7 +20,7 @@ from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING, rule_agent
 from trader.portfolio.snapshots import PortfolioService
-from trader.portfolio.sql import baselines as store
+from trader.portfolio.sql import snapshots as store
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)

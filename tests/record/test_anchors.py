@@ -16,10 +16,8 @@ from support.trading_floor import Floor
 from support.waiting import becomes, until
 
 from trader.__main__ import main
-from trader.record import anchor_sinks
 from trader.record import anchors as service
-from trader.record.anchor_sinks import make_sink
-from trader.record.anchors import Anchors
+from trader.record.anchors import Anchors, make_sink
 from trader.settings.forms import Secret
 
 FIRST = 4
@@ -92,7 +90,7 @@ async def test_a_webhook_gets_every_head_in_order_despite_failures(
 
 
 async def test_a_hanging_sink_delays_no_anchor_and_no_model(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anchor_sinks, "ATTEMPT_S", 0.2)
+    monkeypatch.setattr(service, "ATTEMPT_S", 0.2)
     monkeypatch.setattr(service, "SENDING_S", 0.3)
     await floor.add("ada")
     async with _webhook(0, 0, 0, 0, 0, 0) as (url, _):
@@ -140,7 +138,7 @@ async def test_an_unwritable_file_is_retried(floor: Floor, tmp_path: Path, kind:
     await floor.cycle()
     began_s = time.monotonic()
     await Anchors(floor.database, sink, lambda: True).update()
-    assert time.monotonic() - began_s < anchor_sinks.ATTEMPT_S
+    assert time.monotonic() - began_s < service.ATTEMPT_S
     assert await _sent(floor) == [(FIRST, False)]
 
 

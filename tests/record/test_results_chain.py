@@ -26,9 +26,8 @@ from trader.portfolio.audit import audit
 from trader.portfolio.domain.baselines import BaselineState, rule_agent
 from trader.portfolio.domain.seasons import SeasonRecord
 from trader.portfolio.snapshots import PortfolioService
-from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
 from trader.portfolio.sql.seasons import insert_season_record
-from trader.portfolio.sql.snapshots import insert_snapshots
+from trader.portfolio.sql.snapshots import SavedBaseline, insert_snapshots, upsert_baselines
 from trader.record.domain.results import BEGIN
 from trader.record.results import SETTLED_AFTER, record_results
 from trader.record.sql.chain import insert_record

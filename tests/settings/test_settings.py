@@ -22,9 +22,9 @@ from trader.core.errors import SettingsError
 from trader.market.sources.rows import PRESET_MARKETS
 from trader.settings.dotenv import parse_dotenv, quoted, read_dotenv
 from trader.settings.forms import Secret
-from trader.settings.presets import PRESETS
 from trader.settings.providers import PROVIDERS
 from trader.settings.settings import (
+    PRESETS,
     VARIABLES,
     Settings,
     effective_texts,

@@ -18,7 +18,7 @@ from trader.exchange.domain.ledger import unopened_account
 from trader.portfolio.domain.baselines import Baseline, BaselineState
 from trader.portfolio.evidence import EntrantEvidence, Evidence
 from trader.portfolio.run_statistics import CurrentRuns
-from trader.portfolio.sql import baselines as baselines_store
+from trader.portfolio.sql import snapshots as baselines_store
 from trader.portfolio.sql import snapshots as portfolio_store
 
 HOURS = 200

@@ -40,7 +40,7 @@ from trader.market.sql.candles import insert_minutes
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, BaselineState
 from trader.portfolio.domain.board import PrimaryComparison
 from trader.portfolio.domain.seasons import MarketTerms, SeasonRecord, SeasonRules, seed_digest
-from trader.portfolio.sql import baselines as baselines_store
+from trader.portfolio.sql import snapshots as baselines_store
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.seasons import insert_season_record
 from trader.record.results import record_results

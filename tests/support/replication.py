@@ -13,9 +13,8 @@ from urllib.parse import quote
 import asyncpg
 from support.waiting import until
 
-from trader.database.embedded.binaries import Binaries, choose_binaries
+from trader.database.embedded.binaries import Binaries, bind_to_parent, choose_binaries, stop_process
 from trader.database.embedded.folders import SERVICE_ROLE, SUPERUSER, make_private, server_account
-from trader.database.embedded.processes import bind_to_parent, stop_process
 from trader.database.embedded.server import EmbeddedPostgres
 
 DATABASE: Final = "trader"

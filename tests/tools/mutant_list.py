@@ -91,7 +91,7 @@ _KINDS: Final = (
     Mutant("one more address with wrong secrets is remembered", "the next one makes room", "operations/access.py", [("if len(self._wrong) >= ADDRESSES_MAX:", "if len(self._wrong) > ADDRESSES_MAX:")], [LIMITS]),
     Mutant("an alarm ends one look late", "it must be away for longer", "operations/domain/alarms.py", [("now_s - each.seen_s >= each.ends_after_s", "now_s - each.seen_s > each.ends_after_s")], [LIMITS]),
     Mutant("a lasting alarm is repeated one look late", "an hour is not over yet", "operations/domain/alarms.py", [("now_s - each.reported_s >= EVERY_S", "now_s - each.reported_s > EVERY_S")], [LIMITS]),
-    Mutant("a condition is reported at its fourth start", "three are allowed", "operations/domain/alarms.py", [("self.count >= STARTS_MAX", "self.count > STARTS_MAX")], [LIMITS]),
+    Mutant("a condition is reported at its fourth start", "three are allowed", "operations/domain/alarms.py", [("each.count >= STARTS_MAX", "each.count > STARTS_MAX")], [LIMITS]),
     Mutant("a loss of exactly the limit is no breach", "the limit is allowed", "operations/domain/loss_limits.py", [("if 100 * lost >= limit * start:", "if 100 * lost > limit * start:")], [LIMITS]),
     Mutant("an order of exactly the largest notional is refused", "the maximum is too much", "exchange/domain/order_validation.py", [("if notional > NOTIONAL_MAX:", "if notional >= NOTIONAL_MAX:")], [LIMITS]),
     Mutant("a posting stops counting one moment early", "its time is over", "exchange/service_level.py", [("now_s - ended_s <= WINDOW_S", "now_s - ended_s < WINDOW_S")], [LIMITS]),
@@ -105,7 +105,7 @@ _KINDS: Final = (
     Mutant("tables may be nested one deeper", "the outermost is none", "settings/toml_lines.py", [("_is_flat(values, DEPTH_MAX)", "_is_flat(values, DEPTH_MAX + 1)")], [LIMITS]),
     Mutant("the last moment of an input is refused", "it is after the end", "core/clock.py", [("if not EPOCH <= utc <= INPUT_TIME_MAX:", "if not EPOCH <= utc < INPUT_TIME_MAX:")], [LIMITS]),
     Mutant("a rearranged row of the wire is cut at the wrong end", "the last ones are the newest", "api/broadcast.py", [("islice(self._events, seen - kept_from, None)", "islice(self._events, seen - kept_from + 1, None)")], [LIMITS]),
-    Mutant("the gains of open positions have the other sign", "they are what others lack", "seasons/standings.py", [("unrealized=equity - capital - others", "unrealized=capital - equity + others")], [RESULT]),
+    Mutant("the gains of open positions have the other sign", "they are what others lack", "seasons/page.py", [("unrealized=equity - capital - others", "unrealized=capital - equity + others")], [RESULT]),
     Mutant("a decision of a season's first moment came before it", "the season begins after it", "seasons/record_reader.py", [("if self._start <= each.started_at < self._until]", "if self._start < each.started_at < self._until]")], [RESULT]),
     Mutant("a missed cycle of a season's first moment came before it", "the season begins after it", "seasons/record_reader.py", [("and self._start <= _moment(row[\"missed_at\"]) < self._until", "and self._start < _moment(row[\"missed_at\"]) < self._until")], [RESULT]),
     Mutant("equity of exactly the maintenance margin is unaffected", "it is not below it", "exchange/domain/tick_rules.py", [("return not account.positions or worst > required", "return not account.positions or worst >= required")], [RANGES]),
@@ -115,7 +115,7 @@ _KINDS: Final = (
     Mutant("the last of a batch of missed ticks is left out", "the next batch begins with it", "exchange/tick_processor.py", [("                yield moments\n                moments = []", "                yield moments[:-1]\n                moments = []")], ["market/test_market_gaps.py"]),
     Mutant("the earliest jumps of a clock are kept", "they come first", "exchange/domain/tick_order.py", [("DateSpan(since, until)])[-SPANS_MAX:]", "DateSpan(since, until)])[:SPANS_MAX]")], [LIMITS]),
     Mutant("records whose sending failed are known", "they had been made", "api/state_broadcast.py", [("                self._records = []  # some may not have been sent\n", "")], [READERS]),
-    Mutant("followers learn of snapshots with the next minute", "the minute is part of the token", "composition/leadership.py", [("            self._portfolio.note_written()", "            pass")], ["api/test_kept_answers.py::test_a_reader_shows_a_snapshot_of_the_same_minute"]),
+    Mutant("followers learn of snapshots with the next minute", "the minute is part of the token", "composition/leadership.py", [("            self._context.portfolio.note_written()", "            pass")], ["api/test_kept_answers.py::test_a_reader_shows_a_snapshot_of_the_same_minute"]),
     Mutant("a snapshot that was not confirmed was not written", "the write has failed", "portfolio/snapshots.py", [("        finally:\n            self.version += 1  # an unconfirmed write may have succeeded\n", "        finally:\n            pass\n        self.version += 1\n")], [TOKENS]),
     Mutant("a history is kept until the next booking", "only bookings change it", "agents/observer.py", [("(history.run_id, history.sequence, history.hour) == key", "(history.run_id, history.sequence) == key[:2]")], ["agents/test_workflow.py"]),
     Mutant("a tick of a former term clears the starts of the hour", "the hour is over", "portfolio/hour_bounds.py", [("                if self._exchange.term != term:\n                    return  # in the meantime, the next term has loaded the equity at the start of its hour\n", "")], ["portfolio/test_hour_bounds.py"]),
@@ -550,7 +550,12 @@ MUTANTS: Final = (
         "a retry does not wait for the change that its first caller left",
         "a cancelled caller's order is cancelled, too",
         "exchange/idempotent_orders.py",
-        [("left.add_done_callback(lambda _: self._release(key))", "self._release(key)")],
+        [
+            (
+                "left.add_done_callback(lambda _: self._placing.pop(key).set_result(None))",
+                "self._placing.pop(key).set_result(None)",
+            )
+        ],
         [pair("order", "retry")],
     ),
     Mutant(
@@ -604,7 +609,7 @@ MUTANTS: Final = (
         "a halt is in force once it is written",
         "memory follows the rows",
         "exchange/halts.py",
-        [("        self._set((*self._halts, halt))\n        return command\n", "        return command\n")],
+        [("        self._set((*self.in_force, halt))\n        return command\n", "        return command\n")],
         [SAFETY],
     ),
     Mutant(

@@ -31,9 +31,9 @@ from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_accou
 from trader.exchange.domain.orders import AnswerFill, OrderAnswer
 from trader.exchange.domain.tick_rules import PriceRanges, is_unaffected
 from trader.market.domain.markets import canonical_symbol
+from trader.portfolio.baselines import FollowedAccount
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import HourlyValue, Snapshot, hourly_points
-from trader.portfolio.followed_account import FollowedAccount
 from trader.portfolio.sql.snapshots import LastSnapshot
 from trader.settings.settings import Settings
 

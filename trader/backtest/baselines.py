@@ -18,13 +18,13 @@ from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.market.domain.markets import untimely
+from trader.portfolio.baselines import execute_of_rule_agent
 from trader.portfolio.domain.baselines import (
     BUY_AND_HOLD,
     Baseline,
     baselines_beside,
     buy_every_market,
 )
-from trader.portfolio.followed_account import execute_of_rule_agent
 from trader.settings.settings import Settings
 
 

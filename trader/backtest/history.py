@@ -39,8 +39,7 @@ from trader.market.sources.rows import preset_rows
 from trader.market.sources.source import MarketSource
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.sql.baselines import select_baseline_states
-from trader.portfolio.sql.snapshots import select_run_hours
+from trader.portfolio.sql.snapshots import select_baseline_states, select_run_hours
 from trader.settings.settings import Settings
 
 DEMO_SPAN: Final = timedelta(days=3)

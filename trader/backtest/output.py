@@ -43,8 +43,7 @@ from trader.exchange.sql.accounts import (
 from trader.exchange.sql.ledger import posting_rows, write_postings
 from trader.market.domain.markets import STALE_AFTER
 from trader.portfolio.domain.histories import Snapshot
-from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
-from trader.portfolio.sql.snapshots import insert_snapshots
+from trader.portfolio.sql.snapshots import SavedBaseline, insert_snapshots, upsert_baselines
 from trader.portfolio.tables import Results, empty
 from trader.settings.settings import Settings
 

@@ -14,9 +14,9 @@ from trader.commands.database import TargetDatabase, database_command, require_w
 from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.core.money import counted
-from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
+from trader.operations.sql.status import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
-from trader.record.anchor_sinks import AnchorLine
+from trader.record.anchors import AnchorLine
 from trader.record.domain.chain import Anchor
 from trader.record.results import correct_first_record
 

@@ -58,7 +58,7 @@ from trader.exchange.sql.halts import update_all_withdrawn
 from trader.operations.sql.credentials import select_credentials, update_all_revoked
 from trader.operations.sql.status import analyze, select_table_count
 from trader.portfolio.audit import audit
-from trader.portfolio.sql.baselines import select_baseline_states
+from trader.portfolio.sql.snapshots import select_baseline_states
 from trader.settings.settings import read_database_url
 
 _NAMED: Final = re.compile(r"trader-\d{4}-\d\d-\d\dT\d{6}Z\.dump")

@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from trader.core.errors import ArgumentsError, SettingsError
 from trader.core.logs import printable
 from trader.core.wire import encode, to_wire
-from trader.operations.local_service import ServiceAddress, announced_services
-from trader.operations.supervisor import end_signals
+from trader.operations.supervisor import ServiceAddress, announced_services, end_signals
 from trader.settings.checks import local_address
 from trader.settings.forms import Form, whole_number
 from trader.settings.settings import read_some

@@ -45,9 +45,9 @@ from trader.database.pool import DENIED, Database
 from trader.exchange.domain.halts import REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
 from trader.exchange.sql import halts as store
 from trader.exchange.sql.accounts import select_last_marks
-from trader.operations.local_service import ServiceAddress
 from trader.operations.operator_commands import write_resume
 from trader.operations.sql.status import select_obstacles
+from trader.operations.supervisor import ServiceAddress
 from trader.settings.settings import read_database_url
 
 _POLL_S: Final = 0.2

@@ -13,7 +13,7 @@ from trader.backtest.spec import Participants, budget_of
 from trader.commands.command import argument_of, deadline_argument
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.forms import Form, whole_number
-from trader.settings.presets import PRESETS
+from trader.settings.settings import PRESETS
 
 _mask_argument: Final = argument_of(
     Form(

@@ -31,10 +31,15 @@ from trader.database.relay import LeaderView, select_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
 from trader.operations.domain.alarms import AlarmCause, Notice
-from trader.operations.local_service import ServiceAddress
 from trader.operations.notifications import make_sinks
-from trader.operations.sql.history import select_alarms
-from trader.operations.sql.status import SET_LOCK_TIMEOUT, ServiceFacts, select_obstacles, select_service_facts
+from trader.operations.sql.status import (
+    SET_LOCK_TIMEOUT,
+    ServiceFacts,
+    select_alarms,
+    select_obstacles,
+    select_service_facts,
+)
+from trader.operations.supervisor import ServiceAddress
 from trader.settings.settings import read_some
 
 _SILENT: Final = timedelta(seconds=30)
@@ -125,7 +130,7 @@ async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence
     if not target.is_served:
         return [], []
     rows, unread = await _read(target, select_relay)
-    view = msgspec.json.decode(rows[-1].record, type=LeaderView) if rows else None
+    view = msgspec.json.decode(rows[-1]["record"], type=LeaderView) if rows else None
     return [] if view is None else msgspec.json.decode(view.alarms, type=list[AlarmFiring]), unread
 
 

@@ -100,21 +100,14 @@ class Leadership:
         trading: TradingParts,
         coordination: Coordination,
     ) -> None:
+        self._context = context
         self._clock = context.clock
         self._market = context.market
-        self._key_names = tuple(context.settings.providers)
         self._exchange = context.exchange
-        self._agents = context.agents
-        self._portfolio = context.portfolio
         self._database = database
         self._events = events
         self._schedulers = schedulers
-        self._accounts = trading.accounts
-        self._baselines = trading.baselines
-        self._halts = trading.halts
-        self._limits = trading.limits
-        self._bounds = trading.bounds
-        self._operations = trading.operations
+        self._trading = trading
         self._lock = coordination.lock
         self._relay_writer = coordination.writer
         self._relay_reader = coordination.reader
@@ -137,18 +130,18 @@ class Leadership:
 
     async def follow_market(self) -> None:
         """Follow the market forever."""
-        await self._market.run(self.on_tick, self._accounts.processed_until or self._started_at)
+        await self._market.run(self.on_tick, self._trading.accounts.processed_until or self._started_at)
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply a tick to the exchange, to the baselines, to the loss limits and to the hourly bounds."""
         await self._exchange.on_tick(tick)
-        await self._baselines.on_tick(tick)
-        halts = self._halts.in_force
-        await self._limits.on_tick(tick)
-        await self._bounds.on_tick(tick)
-        if isinstance(self._clock, LockstepClock) and self._halts.in_force is not halts:
+        await self._trading.baselines.on_tick(tick)
+        halts = self._trading.halts.in_force
+        await self._trading.limits.on_tick(tick)
+        await self._trading.bounds.on_tick(tick)
+        if isinstance(self._clock, LockstepClock) and self._trading.halts.in_force is not halts:
             # Operator commands are polled in real time, which has no fixed place in a replay.
-            await self._operations.sweep()
+            await self._trading.operations.sweep()
         self._events.publish(PricesChanged(tick.at))
 
     async def take_role(self) -> None:
@@ -184,12 +177,12 @@ class Leadership:
 
     async def resign(self) -> None:
         """Stop trading: first the schedulers, then the models, then the exchange."""
-        self._limits.stop()
-        self._bounds.stop()
-        self._baselines.resign()
+        self._trading.limits.stop()
+        self._trading.bounds.stop()
+        self._trading.baselines.resign()
         await self._schedulers.close()
-        await self._agents.close()
-        await self._operations.close()
+        await self._context.agents.close()
+        await self._trading.operations.close()
         await self._exchange.resign()
         self._market.end_recording()
         self._relay_writer.close()
@@ -205,22 +198,23 @@ class Leadership:
             self._relay_reader.forget()
             self._relay_writer.open()
             await self._resume_time()
-            self._halts.recall()
-            await self._halts.load()  # before anything can trade
+            self._trading.halts.recall()
+            await self._trading.halts.load()  # before anything can trade
             self._market.begin_recording()
             await self._exchange.lead()
-            await self._limits.load(self._clock.now())  # in this term: an earlier leader can no longer record baselines
-            await self._bounds.load(self._clock.now())
-            await self._baselines.lead()
+            # In this term: an earlier leader can no longer record baselines.
+            await self._trading.limits.load(self._clock.now())
+            await self._trading.bounds.load(self._clock.now())
+            await self._trading.baselines.lead()
             await self._let_time_pass()
-            await self._agents.start()
+            await self._context.agents.start()
             await self._schedulers.start()
-            self._operations.start()
+            self._trading.operations.start()
             if isinstance(self._clock, LockstepClock):
                 self._clock.go_on()
             undo.pop_all()
         log.info("leading, term %d", self._exchange.term)
-        if (warning := self._agents.warnings().summary) is not None:
+        if (warning := self._context.agents.warnings().summary) is not None:
             log.warning(warning)
         if self._was_standby:
             self._was_standby = False
@@ -255,11 +249,10 @@ class Leadership:
         while True:
             beats += 1
             try:
-                with self._accounts.service_level.outcomes.watch("heartbeats"):
+                with self._trading.accounts.service_level.outcomes.watch("heartbeats"):
                     await self._beat()
-                    await self._database.probe_locks(used_tables())
-                    if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
-                        await self._database.probe_write(used_tables())
+                    writes = self._database.write_trouble is not None or beats % _PROBE_BEATS == 0
+                    await self._database.probe(used_tables(), writes=writes)
                 is_well = self._database.write_trouble is None
             except (Unavailable, asyncpg.PostgresError) as error:
                 is_well = False
@@ -267,10 +260,10 @@ class Leadership:
             await asyncio.sleep(HEARTBEAT_S if is_well else _RECOVERY_S)
 
     async def _beat(self) -> None:
-        term = self._exchange.term
+        term, key_names = self._exchange.term, tuple(self._context.settings.providers)
         if term is not None:
             async with self._database.writing() as conn:
-                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()), self._key_names)
+                is_current = await update_heartbeat(conn, term, dict(self.running_schedulers()), key_names)
             if not is_current and term == self._exchange.term != self._unseated_in:
                 self._unseated_in = term
                 text = f"another process leads as well; the term {term} of this one is over, and its trades are refused"
@@ -319,9 +312,9 @@ class Leadership:
         if known is None or changes.postings != known.postings or not self._market.quotes():
             await self._exchange.follow()
         if known is None or changes.models != known.models or is_due:
-            await self._agents.follow()
+            await self._context.agents.follow()
         if known is None or changes.snapshots != known.snapshots:
-            self._portfolio.note_written()
+            self._context.portfolio.note_written()
         if known is not None and changes.invocations > known.invocations:
             async with self._database.connection() as conn:
                 ended = await select_chain_models(conn, known.invocations, changes.invocations)

@@ -60,8 +60,7 @@ from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import require_running
 from trader.portfolio.snapshots import PortfolioService
-from trader.record.anchor_sinks import make_sink
-from trader.record.anchors import Anchors
+from trader.record.anchors import Anchors, make_sink
 from trader.record.results import record_results
 from trader.settings.settings import Settings
 
@@ -111,16 +110,21 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     exchange = _make_exchange(base)
     trading = _make_trading(base, exchange)
     shared = _make_agent_services(base, exchange, stack)
-    context = _make_context(base, shared, trading.operations, stack)
+    context = _make_context(base, shared, trading.operations)
     if external.is_written:
         alarms.keep_history(database, sender_of(settings))
     alarms.sources.append(lambda: _agent_problems(context.agents, shared.models, shared.providers))
-    webhooks = _make_webhooks(context, database)
+    client, view = WebhookClient(loopback=settings.webhook_loopback == "on"), decoder_of(ViewOutput)
+    webhooks = Webhooks(database, context.desk, client, base.clock, lambda opened: encoded(ViewOutput.of(opened), view))
     stack.push_async_callback(webhooks.close)
     schedulers = _make_schedulers(database, context, events, trading.baselines, webhooks)
-    coordination = _coordinate(base, context, alarms)
+    writer = RelayWriter(database, events, lambda: leader_view(context, alarms), ENCODER.encode)
+    lock = None if base.leader is not None else LeaderLock(external.dsn, SILENCE_S)  # a reader has none
+    coordination = Coordination(lock, writer, base.relay)
     leadership = Leadership(context, database, events, schedulers, trading, coordination)
     alarms.is_leader = lambda: leadership.role == "leader"
+    if (sink := make_sink(settings.anchor_url)) is not None:
+        stack.push_async_callback(sink.close)
     return Service(
         context=context,
         database=database,
@@ -130,7 +134,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         trading=trading,
         leadership=leadership,
         coordination=coordination,
-        anchors=_make_anchors(settings, database, alarms, stack),
+        anchors=Anchors(database, sink, alarms.is_leader),
         alarms=alarms,
         started_at=base.clock.now(),
     )
@@ -201,9 +205,7 @@ def _make_agent_services(base: _Foundations, exchange: Exchange, stack: AsyncExi
     )
 
 
-def _make_context(
-    base: _Foundations, shared: AgentServices, operations: OperatorCommands, stack: AsyncExitStack
-) -> Context:
+def _make_context(base: _Foundations, shared: AgentServices, operations: OperatorCommands) -> Context:
     database, settings, clock, market = base.database, base.settings, base.clock, base.market
     exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
     runs = CurrentRuns(database)
@@ -225,20 +227,6 @@ def _make_context(
         candles=Candles(database, market, settings),
         operations=operations,
     )
-
-
-def _coordinate(base: _Foundations, context: Context, alarms: Alarms) -> Coordination:
-    """Return what binds this process to the others of its database. A reader has no lock."""
-    writer = RelayWriter(base.database, base.events, lambda: leader_view(context, alarms), ENCODER.encode)
-    lock = None if base.leader is not None else LeaderLock(base.external.dsn, SILENCE_S)
-    return Coordination(lock, writer, base.relay)
-
-
-def _make_anchors(settings: Settings, database: Database, alarms: Alarms, stack: AsyncExitStack) -> Anchors:
-    sink = make_sink(settings.anchor_url)
-    if sink is not None:
-        stack.push_async_callback(sink.close)
-    return Anchors(database, sink, alarms.is_leader)
 
 
 def _warnings_of(leader: RelayReader) -> Warnings:
@@ -285,12 +273,6 @@ def leader_view(context: Context, alarms: Alarms) -> LeaderView:
         alarms=ENCODER.encode(present_alarms(alarms)).decode(),
         snapshots_created=context.portfolio.created,
     )
-
-
-def _make_webhooks(context: Context, database: Database) -> Webhooks:
-    client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
-    view = decoder_of(ViewOutput)
-    return Webhooks(database, context.desk, client, context.clock, lambda opened: encoded(ViewOutput.of(opened), view))
 
 
 def _make_schedulers(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import msgspec
 from msgspec import Struct, inspect
@@ -114,15 +114,15 @@ def _leaf_issues(annotation: Any, schema: inspect.Type, value: Any, path: tuple[
     """Yield at most one issue with a value that is not a struct; for a list, the issue with its first wrong item."""
     if _fits(annotation, value):
         return
-    if isinstance(schema, inspect.ListType) and isinstance(value, list) and not _is_too_long(schema, value):
+    if (
+        isinstance(schema, inspect.ListType)
+        and isinstance(value, list)
+        and len(value) <= (schema.max_length or math.inf)
+    ):
         wrong = next((index for index, item in enumerate(value) if not _fits(annotation, [item])), None)
         if wrong is not None:
             schema, value, path = schema.item_type, value[wrong], (*path, wrong)
     yield Issue(path, f"expected {describe(schema)}, got {_shown(value)}")
-
-
-def _is_too_long(schema: inspect.ListType, value: list[Any]) -> bool:
-    return schema.max_length is not None and len(value) > schema.max_length
 
 
 def _fits(annotation: Any, value: Any) -> bool:
@@ -212,11 +212,6 @@ def _shown(value: Any) -> str:
 # Null in an optional field means that the field is absent.
 
 
-class _Field(NamedTuple):
-    is_required: bool
-    struct: type[Struct] | None
-
-
 def without_nulls(struct: type[Struct], value: Any) -> Any:
     """Return a decoded JSON value without the optional fields of the struct that are null, at every level.
 
@@ -228,9 +223,9 @@ def without_nulls(struct: type[Struct], value: Any) -> Any:
     kept = {}
     for name, member in value.items():
         field = fields.get(name)
-        if member is None and field is not None and not field.is_required:
-            continue
-        kept[name] = member if field is None or field.struct is None else without_nulls(field.struct, member)
+        if member is not None or field is None or field.required:
+            inner = None if field is None else struct_of(field.type)
+            kept[name] = member if inner is None else without_nulls(inner.cls, member)
     return kept
 
 
@@ -248,12 +243,8 @@ def struct_of(schema: inspect.Type) -> inspect.StructType | None:
 
 
 @cache
-def _fields(struct: type[Struct]) -> Mapping[str, _Field]:
+def _fields(struct: type[Struct]) -> Mapping[str, inspect.Field]:
     """Return the fields of a struct by their names on the wire."""
     schema = inspect.type_info(struct)
     assert isinstance(schema, inspect.StructType)
-    inner = {field.encode_name: struct_of(field.type) for field in schema.fields}
-    return {
-        field.encode_name: _Field(field.required, None if (found := inner[field.encode_name]) is None else found.cls)
-        for field in schema.fields
-    }
+    return {field.encode_name: field for field in schema.fields}

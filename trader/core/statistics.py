@@ -228,17 +228,6 @@ def win_rate(pnls: Sequence[float]) -> float | None:
     return percent(sum(pnl > 0 for pnl in pnls), len(pnls))
 
 
-def average_win(pnls: Sequence[float]) -> float | None:
-    """Return the mean net pnl of the wins."""
-    return mean([pnl for pnl in pnls if pnl > 0])
-
-
-def average_loss(pnls: Sequence[float]) -> float | None:
-    """Return the mean net pnl of the losses, as a positive number."""
-    loss = mean([pnl for pnl in pnls if pnl <= 0])
-    return None if loss is None else abs(loss)
-
-
 def expectancy(pnls: Sequence[float]) -> float | None:
     """Return the mean net pnl per trade."""
     return mean(pnls)
@@ -282,8 +271,8 @@ def profit_factor_interval(pnls: Sequence[float]) -> ConfidenceInterval | None:
 
 def average_r_multiple(pnls: Sequence[float]) -> float | None:
     """Return mean win / |mean loss|; None without a win or without a loss, since no trades have no mean."""
-    won, lost = average_win(pnls), average_loss(pnls)
-    return None if won is None or lost is None else over_risk(won, lost)
+    won, lost = mean([pnl for pnl in pnls if pnl > 0]), mean([pnl for pnl in pnls if pnl <= 0])
+    return None if won is None or lost is None else over_risk(won, abs(lost))
 
 
 def total(pnls: Sequence[float]) -> float | None:

@@ -140,8 +140,7 @@ UPDATE_TERM = "UPDATE service_state SET term = term + 1 RETURNING term"
 
 async def update_term(conn: Connection) -> int:
     """Begin a new term: from now on, postings of earlier leaders are refused."""
-    term: int = await conn.fetchval(UPDATE_TERM)
-    return term
+    return int(await conn.fetchval(UPDATE_TERM))
 
 
 HOLD_TERM = "SELECT FROM service_state WHERE term = $1 FOR SHARE"

@@ -22,8 +22,7 @@ SELECT_SCHEMA_NAME = "SELECT current_schema()::text"
 
 async def select_schema_name(conn: Connection) -> str:
     """Return the name of the schema that contains the tables."""
-    name: str = await conn.fetchval(SELECT_SCHEMA_NAME)
-    return name
+    return str(await conn.fetchval(SELECT_SCHEMA_NAME))
 
 
 SELECT_SUPERUSER = "SELECT current_user::text WHERE current_setting('is_superuser')::boolean"

@@ -5,6 +5,7 @@ writers of the table. A week starts on Monday, 00:00 UTC; a partition is named f
 """
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -26,6 +27,12 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
   AND c.relkind = 'r' AND c.relname ~ ('^' || $1 || '_[0-9]{8}$')
 ORDER BY c.relname
 """
+
+
+_DROPPED_ELSEWHERE = (
+    asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.DeadlockDetectedError
+)  # fmt: skip
+"""Another process drops the partition right now; any leftover is dropped next time."""
 
 
 def week_of(moment: datetime) -> datetime:
@@ -97,23 +104,13 @@ async def drop_partitions_before(conn: Connection, cutoff: datetime, parts_max: 
     """
     dropped = []
     for table in PARTITIONED_TABLES:
-        rows = await conn.fetch(SELECT_PARTITIONS, table)
-        old = [row for row in rows if _week(table, row["relname"]) + WEEK <= cutoff]
-        for row in old[:parts_max]:
-            name = row["relname"]
-            if await _drop(conn, table, name, row["inhdetachpending"]):
+        parts = [(row["relname"], row["inhdetachpending"]) for row in await conn.fetch(SELECT_PARTITIONS, table)]
+        old = [part for part in parts if _week(table, part[0]) + WEEK <= cutoff]
+        for name, is_pending in old[:parts_max]:
+            with suppress(*_DROPPED_ELSEWHERE):
+                if is_pending is not None:
+                    how = "FINALIZE" if is_pending else "CONCURRENTLY"
+                    await conn.execute(f"ALTER TABLE {table} DETACH PARTITION {name} {how}")
+                await conn.execute(f"DROP TABLE {name}")
                 dropped.append(name)
     return dropped
-
-
-async def _drop(conn: Connection, table: str, name: str, is_pending: bool | None) -> bool:
-    try:
-        if is_pending is not None:
-            how = "FINALIZE" if is_pending else "CONCURRENTLY"
-            await conn.execute(f"ALTER TABLE {table} DETACH PARTITION {name} {how}")
-        await conn.execute(f"DROP TABLE {name}")
-    except (
-        asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.DeadlockDetectedError
-    ):  # fmt: skip
-        return False  # another process is dropping it right now; any leftover is dropped next time
-    return True

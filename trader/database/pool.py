@@ -356,32 +356,21 @@ class Database:
         async with self.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             yield conn
 
-    async def probe_write(self, tables: Collection[str]) -> None:
-        """Write a megabyte and discard it, with the locks of `probe_locks`. Success clears `write_trouble`.
+    async def probe(self, tables: Collection[str], *, writes: bool) -> None:
+        """Lock tables as a write does, and release them; with `writes`, also write a megabyte and discard it.
 
-        A small write proves nothing: it may fit into an existing page even if the disk is full.
+        A lock that would block a write blocks the probe, too; the probe blocks no write. Success with `writes` clears
+        `write_trouble`; a small write proves nothing, since it may fit into an existing page even if the disk is full.
 
-        :raises DatabaseUnavailable: the database is not writable
+        :raises DatabaseUnavailable: the database is not writable, or another transaction holds a lock on a table
         """
         async with self.transaction() as conn:
-            await self._lock(conn, tables)
-            await conn.execute(CREATE_WRITE_PROBE)
-        self.write_trouble = self.failing_since = None
-
-    async def probe_locks(self, tables: Collection[str]) -> None:
-        """Lock tables as a write does, and release them.
-
-        A lock that would block a write blocks the probe, too; the probe blocks no write.
-
-        :raises DatabaseUnavailable: another transaction holds one of them, or the database cannot answer
-        """
-        async with self.transaction() as conn:
-            await self._lock(conn, tables)
-
-    @staticmethod
-    async def _lock(conn: Connection, tables: Collection[str]) -> None:
-        await conn.fetchval(SELECT_PROBE_TIMEOUT, PROBE_LOCK_S)
-        await conn.execute(f"LOCK TABLE {', '.join(tables)} IN ROW EXCLUSIVE MODE")
+            await conn.fetchval(SELECT_PROBE_TIMEOUT, PROBE_LOCK_S)
+            await conn.execute(f"LOCK TABLE {', '.join(tables)} IN ROW EXCLUSIVE MODE")
+            if writes:
+                await conn.execute(CREATE_WRITE_PROBE)
+        if writes:
+            self.write_trouble = self.failing_since = None
 
     async def is_replica(self) -> bool:
         """Return whether this is a streaming replica, which is not writable until it is promoted."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
+import asyncpg
 import msgspec
 
 from trader.core.errors import Unavailable
@@ -177,10 +178,10 @@ class RelayReader:
         if not rows:
             return
         is_first, after = self._after is None, self._after or 0
-        if not is_first and rows[-1].number - after > SLOTS:
-            log.warning("%d records of the leader are lost: this process was too far behind", rows[0].number - after)
+        if not is_first and rows[-1]["number"] - after > SLOTS:
+            log.warning("%d records of the leader are lost: this process was too far behind", rows[0]["number"] - after)
         for row in rows:
-            view = self._decoder.decode(row.record)
+            view = self._decoder.decode(row["record"])
             if view.markets is not None:
                 self.markets = view.markets
             term, count = self._published
@@ -190,8 +191,8 @@ class RelayReader:
                 details = msgspec.json.decode(event.details, type=dict[str, msgspec.Raw])
                 self._events.publish(WorkflowProgress(event.type, event.at, details))
             self.view = view
-        self._after = rows[-1].number
-        self._written_s = time.monotonic() - rows[-1].age_s
+        self._after = rows[-1]["number"]
+        self._written_s = time.monotonic() - rows[-1]["age_s"]
         self._news.set()
 
     async def next_view(self) -> LeaderView:
@@ -200,14 +201,6 @@ class RelayReader:
         self._news.clear()
         assert self.view is not None
         return self.view
-
-
-class RelayRow(NamedTuple):
-    """A record as text, its number, and how many seconds ago it was written, by the clock of this database."""
-
-    number: int
-    age_s: float
-    record: str
 
 
 # The commit does not wait for the disk: the next second replaces what a crash loses.
@@ -231,8 +224,7 @@ SELECT_RELAY_NUMBER = "SELECT coalesce(max(number), 0) FROM relay"
 
 async def select_relay_number(conn: Connection) -> int:
     """Return the number of the newest record; 0 if there is none."""
-    number: int = await conn.fetchval(SELECT_RELAY_NUMBER)
-    return number
+    return int(await conn.fetchval(SELECT_RELAY_NUMBER))
 
 
 SELECT_RELAY = """
@@ -241,6 +233,6 @@ FROM relay WHERE number > $1 ORDER BY number
 """
 
 
-async def select_relay(conn: Connection, after: int = 0) -> list[RelayRow]:
-    """Return the records after a number, ascending; at most `SLOTS` are kept."""
-    return [RelayRow(**row) for row in await conn.fetch(SELECT_RELAY, after)]
+async def select_relay(conn: Connection, after: int = 0) -> list[asyncpg.Record]:
+    """Return the records after a number, with their ages by this database's clock; at most `SLOTS` are kept."""
+    return await conn.fetch(SELECT_RELAY, after)

@@ -51,9 +51,6 @@ class _Unsaved(NamedTuple):
     command: OperatorCommand
 
 
-_FILE_DECODER: Final = msgspec.json.Decoder(list[_Unsaved])
-
-
 class Halts:
     """The halts in force. The exchange calls `refusal_to_open` before every order that may open or add.
 
@@ -65,16 +62,13 @@ class Halts:
         self.clock = clock
         self._events = events
         self._file = file
-        self._halts: tuple[Halt, ...] = ()
+        self.in_force: tuple[Halt, ...] = ()
+        """The halts in force, oldest first."""
+
         self._unsaved: list[_Unsaved] = []
         self._was_saved = asyncio.Event()
         self._rows = asyncio.Lock()
         self._filing = asyncio.Lock()
-
-    @property
-    def in_force(self) -> Sequence[Halt]:
-        """The halts in force, oldest first."""
-        return self._halts
 
     @property
     def is_ahead(self) -> bool:
@@ -83,11 +77,11 @@ class Halts:
 
     def refusal_to_open(self, account_id: str) -> str | None:
         """Return why the account may not open or add now, or None. Reducing is never refused."""
-        return rules.refusal_to_open(self._halts, account_id)
+        return rules.refusal_to_open(self.in_force, account_id)
 
     def is_limited(self, account_id: str | None) -> bool:
         """Return whether a rule has halted the account or, if None, all accounts together."""
-        return any(halt.account_id == account_id and halt.cause in rules.RULES for halt in self._halts)
+        return any(halt.account_id == account_id and halt.cause in rules.RULES for halt in self.in_force)
 
     async def lift(self, cause: HaltCause, by: str, *, term: int) -> None:
         """Lift all halts of one cause, which a rule of the leader requested in this term.
@@ -99,8 +93,8 @@ class Halts:
             async with self._database.transaction() as conn:
                 if not await hold_term(conn, term):
                     return
-                await store.update_cause_lifted(conn, cause, by)
-            self._set(tuple(halt for halt in self._halts if halt.cause is not cause))
+                await store.update_halts_lifted(conn, None, by, cause)
+            self._set(tuple(halt for halt in self.in_force if halt.cause is not cause))
 
     async def halt(
         self,
@@ -147,10 +141,10 @@ class Halts:
         command = OperatorCommand(
             id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by, term=term
         )
-        if any(_key(halt) == _key(known) for known in self._halts):
+        if any(_key(halt) == _key(known) for known in self.in_force):
             return None
         self._unsaved.append(_Unsaved(halt, command))
-        self._set((*self._halts, halt))
+        self._set((*self.in_force, halt))
         return command
 
     def recall(self) -> None:
@@ -161,15 +155,15 @@ class Halts:
         if self._file is None or not self._file.exists():
             return
         try:
-            kept = _FILE_DECODER.decode(self._file.read_bytes())
+            kept = msgspec.json.decode(self._file.read_bytes(), type=list[_Unsaved])
         except (OSError, msgspec.MsgspecError) as error:
             raise StartError(
                 f"{self._file} keeps halts that are not in the database yet, and cannot be read: {error}. If you know "
                 "that nothing has to stay halted, remove the file and start again."
             ) from error
-        known = {_key(halt) for halt in self._halts}
+        known = {_key(halt) for halt in self.in_force}
         self._unsaved += [each for each in kept if _key(each.halt) not in known]
-        self._set((*self._halts, *(each.halt for each in kept if _key(each.halt) not in known)))
+        self._set((*self.in_force, *(each.halt for each in kept if _key(each.halt) not in known)))
 
     async def _keep(self) -> bool:
         """Save people's halts that are not in the database yet to the file. Return whether it succeeded."""
@@ -193,12 +187,9 @@ class Halts:
             await self._save()
             async with self._database.connection() as conn:
                 halts = await store.select_halts(conn)
-            before = self._halts
             known = {_key(halt) for halt in halts}
             halts += [unsaved.halt for unsaved in self._unsaved if _key(unsaved.halt) not in known]
-            self._set(tuple(halts))
-        known = {_key(halt) for halt in halts}
-        return [halt for halt in before if _key(halt) not in known]
+            return self._set(tuple(halts))
 
     async def _save(self) -> None:
         while self._unsaved:
@@ -218,16 +209,18 @@ class Halts:
             if await store.insert_halt(conn, halt):
                 await store.insert_command(conn, command)
 
-    def _set(self, halts: tuple[Halt, ...]) -> None:
-        before, self._halts = {_key(halt): halt for halt in self._halts}, halts
+    def _set(self, halts: tuple[Halt, ...]) -> list[Halt]:
+        """Set the halts in force. Return those that are lifted."""
+        before, self.in_force = {_key(halt): halt for halt in self.in_force}, halts
         after = {_key(halt): halt for halt in halts}
-        if before.keys() == after.keys():
-            return
         for key in after.keys() - before.keys():
             log.warning("halted, no position may be opened: %s (by %s)", after[key], after[key].by)
-        for key in before.keys() - after.keys():
-            log.warning("no longer halted: %s", before[key])
-        self._events.publish(HaltsChanged(self.clock.now(), halts))
+        lifted = [halt for key, halt in before.items() if key not in after]
+        for halt in lifted:
+            log.warning("no longer halted: %s", halt)
+        if before.keys() != after.keys():
+            self._events.publish(HaltsChanged(self.clock.now(), halts))
+        return lifted
 
 
 def _write_file(file: Path, kept: Sequence[_Unsaved]) -> None:

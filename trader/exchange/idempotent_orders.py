@@ -41,10 +41,7 @@ class IdempotentOrders:
         finally:
             # A change continues after its caller is canceled: a retry waits for it and gets its answer.
             left = asyncio.gather(*self._accounts.under_way(order.account_id), return_exceptions=True)
-            left.add_done_callback(lambda _: self._release(key))
-
-    def _release(self, key: tuple[str, str]) -> None:
-        self._placing.pop(key).set_result(None)
+            left.add_done_callback(lambda _: self._placing.pop(key).set_result(None))
 
     async def _first_answer(self, order: Order) -> OrderAnswer | None:
         answer = await first_answer(self._database, order.account_id, order.client_order_id or "")
@@ -78,10 +75,9 @@ async def present_answer(database: Database, account_id: str, order_id: UUID) ->
         answer = await store.select_answer(conn, account_id, order_id)
         if answer is None:
             raise no_such_order(account_id, str(order_id))
-        state = await store.select_limit_order_status(conn, account_id, order_id)
+        rested = await store.select_rested(conn, account_id, order_id)
         fills = await store.select_fills_of_request(conn, order_id)
-        realized = await store.select_realized_of_request(conn, order_id)
-    return answer if state is None else answer.so_far(*state, fills, realized)
+    return answer if rested is None else answer.so_far(**rested, fills=fills)
 
 
 def no_such_order(account_id: str, order_id: str) -> NotFound:

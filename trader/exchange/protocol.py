@@ -22,8 +22,7 @@ from trader.exchange.idempotent_orders import refusal_of_price
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import Book, Market, Tick
 from trader.market.feed import MarketFeed
-from trader.settings.presets import PRESET_VENUES
-from trader.settings.settings import Settings
+from trader.settings.settings import PRESET_VENUES, Settings
 
 _BASIS_POINT: Final = Decimal("0.0001")
 

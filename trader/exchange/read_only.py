@@ -1,8 +1,7 @@
 """Read-only exchange: another process's accounts, paper or live, for a process that never leads."""
 
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -12,7 +11,6 @@ from trader.database.relay import RelayReader
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
-from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.protocol import Exchange, not_trading, rules_of
 from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import Tick
@@ -33,9 +31,6 @@ class ReadOnlyExchange(Exchange):
         super().__init__(market, settings, accounts, rules, DatabaseIdentity(market.identity, settings.trading_mode))
         self._clock = clock
         self._relay = relay
-
-    async def lead(self) -> None:
-        self._refuse()
 
     async def follow(self) -> None:
         """Read the leader's changes since the last call.
@@ -71,23 +66,7 @@ class ReadOnlyExchange(Exchange):
         capital = ZERO if self._is_live else self._settings.initial_capital
         return unopened_account(account_id, capital, self._settings.quote_currency, self._clock.now())
 
-    async def place_orders(self, *orders: Order) -> Sequence[OrderAnswer]:
-        self._refuse()
-
-    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
-        self._refuse()
-
-    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
-        self._refuse()
-
-    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
-        self._refuse()
-
-    async def reset_account(self, account_id: str) -> Account:
-        self._refuse()
-
-    async def remove_account(self, account_id: str) -> bool:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    async def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise not_trading(self._settings, None)
+
+    lead = place_orders = cancel_order = set_exit_plan = open_account = reset_account = remove_account = _refuse

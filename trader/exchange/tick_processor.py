@@ -62,7 +62,9 @@ class TickProcessor:
         self._deciding = 0
         self._turn = asyncio.Event()
         self._checkpoint_due: datetime | None = None
-        self._is_live = self._is_jump_unsaved = False
+        self.is_live = self._is_jump_unsaved = False
+        """`is_live`: ticks are applied as they happen, after catching up on everything missed."""
+
         self._is_caught_up = False
         """Whether the last processed tick comes from the source's history, and not yet from the feed."""
 
@@ -105,7 +107,7 @@ class TickProcessor:
         await self._catch_up_until(self._seen_until)
         # Nothing awaits from here on: the next tick is applied as it happens.
         self._note_processed()
-        self._is_live = self._is_caught_up = True
+        self.is_live = self._is_caught_up = True
 
     async def _catch_up_ahead(self, missed: DateSpan, now: datetime) -> None:
         """Catch up on ticks that the clock of an earlier leader dated later than the present clock does."""
@@ -131,14 +133,9 @@ class TickProcessor:
 
     def stop(self) -> None:
         """Stop applying ticks at once."""
-        self._is_live = False
+        self.is_live = False
         for recovery in self._recovering.values():
             recovery.cancel()
-
-    @property
-    def is_live(self) -> bool:
-        """Whether ticks are applied as they happen, after catching up on everything missed."""
-        return self._is_live
 
     @property
     def gap_since(self) -> datetime | None:
@@ -198,7 +195,7 @@ class TickProcessor:
         self._seen_until = tick.at
         if self._is_jump_unsaved:
             await self._save_jump()
-        if not self._is_live or self._was_processed(tick):
+        if not self.is_live or self._was_processed(tick):
             return
         self._arrived = tick.at
         try:
@@ -225,7 +222,7 @@ class TickProcessor:
         self._is_caught_up, self._ask_again_at = False, None
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
-        self._is_jump_unsaved = self._is_live
+        self._is_jump_unsaved = self.is_live
 
     async def _apply(self, tick: Tick) -> None:
         self._is_applying, self._is_caught_up = True, False

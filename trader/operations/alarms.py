@@ -28,7 +28,7 @@ from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
 from trader.operations.domain import alarms as rules
 from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Condition, Notice, NoticeKind
 from trader.operations.notifications import Heartbeat, NotificationSink
-from trader.operations.sql.history import MaintenanceRun, insert_alarm, select_last_states, select_maintenance
+from trader.operations.sql.status import MaintenanceRun, insert_alarm, select_last_states, select_maintenance
 
 log = logging.getLogger("trader.operations")
 

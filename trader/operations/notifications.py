@@ -6,15 +6,15 @@ An address may contain a token, so errors and log lines never include any part o
 
 import html
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
 from trader.core.clock import iso
 from trader.operations.domain.alarms import Notice, NoticeKind
-from trader.record.anchor_sinks import JSON_HEADERS, HttpClient
+from trader.record.anchors import JSON_HEADERS, HttpClient
 from trader.settings.forms import NOTIFY_HOSTS, Secret
 from trader.settings.settings import Settings
 
@@ -48,11 +48,8 @@ RUNBOOKS: Final[Mapping[NoticeKind, str]] = {
 """The sections of docs/operation.md that say what to do about each kind of notice."""
 
 
-class RequestBody(NamedTuple):
-    """A request body with its headers."""
-
-    body: bytes
-    headers: dict[str, str]
+RequestBody = tuple[bytes, Mapping[str, str]]
+"""A request body with its headers."""
 
 
 class NotificationSink(Protocol):
@@ -101,7 +98,7 @@ class HttpSink(HttpClient):
             "at": iso(notice.at),
             "runbook": runbook(notice),
         }
-        return RequestBody(orjson.dumps(fields), JSON_HEADERS)
+        return orjson.dumps(fields), JSON_HEADERS
 
 
 class NtfySink(HttpSink):
@@ -116,7 +113,7 @@ class NtfySink(HttpSink):
             "Title": f"trader: {notice.cause}{' resolved' if is_over else ''}",
             "Priority": "default" if is_over or notice.cause.kind in ("start", "stop", "test") else "high",
         }
-        return RequestBody(text.encode(), headers)
+        return text.encode(), headers
 
 
 class SlackSink(HttpSink):
@@ -125,7 +122,7 @@ class SlackSink(HttpSink):
     form = "slack"
 
     def message(self, notice: Notice, text: str) -> RequestBody:
-        return RequestBody(orjson.dumps({"text": html.escape(text, quote=False)}), JSON_HEADERS)
+        return orjson.dumps({"text": html.escape(text, quote=False)}), JSON_HEADERS
 
 
 class TelegramSink(HttpSink):
@@ -138,18 +135,14 @@ class TelegramSink(HttpSink):
         self._chat = parse_qs(urlsplit(url).query).get("chat_id", [""])[0]
 
     def message(self, notice: Notice, text: str) -> RequestBody:
-        return RequestBody(orjson.dumps({"chat_id": self._chat, "text": text}), JSON_HEADERS)
+        return orjson.dumps({"chat_id": self._chat, "text": text}), JSON_HEADERS
 
 
-class MakeSink(Protocol):
-    """Makes a sink from its number among the addresses, its address without the form, and this process's name."""
-
-    def __call__(self, number: int, url: str, sender: str, *, timeout_s: float) -> NotificationSink: ...
-
-
-SINKS: Final[dict[str, MakeSink]] = {kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)}
+SINKS: Final[dict[str, Callable[..., NotificationSink]]] = {
+    kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)
+}
 """The sinks by the form that an address of NOTIFY_URL begins with, or that its host implies;
-`NOTIFY_FORMATS` names them.
+`NOTIFY_FORMATS` names them. Each is made of its number, the address without the form, and this process's name.
 """
 
 

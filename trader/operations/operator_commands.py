@@ -5,8 +5,8 @@ Every process follows the halts; the leader carries out the commands, and contin
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
@@ -37,18 +37,19 @@ from trader.exchange.protocol import Exchange
 from trader.exchange.service_level import Outcomes
 from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
-from trader.operations.sql.activity import (
+from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.operations.sql.status import (
     DayOfModel,
     InvocationActivity,
+    PastAlarm,
     PastHalt,
     RuleRefusals,
+    select_alarms,
     select_costs_by_day,
     select_model_activity,
     select_past_halts,
     select_refusals,
 )
-from trader.operations.sql.history import PastAlarm, select_alarms
-from trader.operations.sql.loss_baselines import update_baselines_reset
 
 log = logging.getLogger("trader.safety")
 
@@ -109,6 +110,12 @@ class OperatorCommands:
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._progress: dict[UUID, _Progress] = {}
         self._is_open = False
+        self._works = {
+            Verb.FLATTEN: self._flatten,
+            Verb.HALT: self._cancel_openings,
+            Verb.RESET: self._reset,
+            Verb.REMOVE: self._remove,
+        }
         self.outcomes = Outcomes()
         """How the last looks at halts and commands ended."""
 
@@ -258,14 +265,8 @@ class OperatorCommands:
                 await self._finish(command, CommandOutcome(note="trading was resumed before it was carried out"))
             elif await self._record_progress(command, "begun"):  # otherwise it was withdrawn, or the term is over
                 log.warning("%s of %s, requested by %s: %s", command.verb, subject, command.asked_by, command.reason)
-                if command.verb is Verb.FLATTEN:
-                    await self._flatten(command, progress)
-                elif command.verb is Verb.HALT:
-                    await self._cancel_openings(command, progress)
-                elif command.verb is Verb.RESET:
-                    await self._reset(command, progress)
-                elif command.verb is Verb.REMOVE:
-                    await self._remove(command, progress)
+                if (work := self._works.get(command.verb)) is not None:
+                    await work(command, progress)
                 await self._finish(command, progress.outcome())
             del self._progress[command.id]
         except Unavailable as error:
@@ -291,28 +292,19 @@ class OperatorCommands:
     async def _reset(self, command: OperatorCommand, progress: "_Progress") -> None:
         """Start a new run of the account; if a crash precedes its outcome, the next leader repeats it."""
         assert command.account_id is not None, "all accounts are never reset at once"
-        try:
+        with progress.leaving(command.account_id, "the account"):
             await self._exchange.reset_account(command.account_id)
-        except Unavailable:
-            raise
-        except TraderError as error:
-            progress.leave(command.account_id, "the account", str(error))
 
     async def _remove(self, command: OperatorCommand, progress: "_Progress") -> None:
         """Remove the account and lift its halts; if a crash precedes its outcome, the next leader repeats it."""
         assert command.account_id is not None, "all accounts are never removed at once"
-        try:
+        with progress.leaving(command.account_id, "the account"):
             if not await self._exchange.remove_account(command.account_id):
                 progress.leave(command.account_id, "the account", "it has traded or belongs to a model, and is kept")
                 return
-        except Unavailable:
-            raise
-        except TraderError as error:
-            progress.leave(command.account_id, "the account", str(error))
-            return
-        async with self._database.transaction() as conn:
-            if await hold_term(conn, self._exchange.term):
-                await store.update_halts_lifted(conn, command.account_id, command.asked_by)
+            async with self._database.transaction() as conn:
+                if await hold_term(conn, self._exchange.term):
+                    await store.update_halts_lifted(conn, command.account_id, command.asked_by)
 
     # --- canceling ----------------------------------------------------------------------------------------------------
 
@@ -476,6 +468,16 @@ class _Progress:
 
     def leave(self, account_id: str, what: str, reason: str) -> None:
         self._left[account_id, what] = Left(account_id=account_id, what=what, reason=reason)
+
+    @contextmanager
+    def leaving(self, account_id: str, what: str) -> Iterator[None]:
+        """Leave what the exchange refuses to do, with its reason; what is unavailable now is tried again."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except TraderError as error:
+            self.leave(account_id, what, str(error))
 
     def outcome(self) -> CommandOutcome:
         return CommandOutcome(

@@ -42,11 +42,7 @@ class AuditReport(msgspec.Struct):
         return not self.problems
 
 
-def _say_nothing(_: int, __: int) -> None:
-    pass
-
-
-async def audit(database: Database, progress: Callable[[int, int], None] = _say_nothing) -> AuditReport:
+async def audit(database: Database, progress: Callable[[int, int], None] = lambda _done, _of: None) -> AuditReport:
     """Audit a consistent snapshot of a database; the service may be running. `progress` gets (runs done, total)."""
     report = AuditReport()
     async with database.reading() as conn:

@@ -16,7 +16,7 @@ from trader.portfolio.domain.behaviour import (
     describe,
 )
 from trader.portfolio.run_statistics import EntrantPeriod, RunStatistics
-from trader.portfolio.sql import behaviour as store
+from trader.portfolio.sql import analytics as store
 
 _HOUR: Final = timedelta(hours=1)
 

@@ -40,8 +40,7 @@ from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_s
 from trader.portfolio.domain.seasons import Season, SeasonRules, SeasonState
 from trader.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
-from trader.portfolio.sql.analytics import PastEntrant
-from trader.portfolio.sql.behaviour import select_position_parts
+from trader.portfolio.sql.analytics import PastEntrant, select_position_parts
 
 _IN_VAIN: Final = "its last three cycles ended without a call that can be executed"
 _MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"
@@ -413,9 +412,8 @@ def _judge(
     ]
     parts = [_Part(group, units[group[0].key].series, since) for _, group in shown]
     statements = state_returns((part.series, part.trades) for part in parts)
-    noise = {group[0].key: _noise(group) for group in groups.values()}
     found = [
-        (entrant, _evidence(entrant, part, statement, board, group, noise[group[0].key], rules))
+        (entrant, _evidence(entrant, part, statement, board, group, rules))
         for (entrant, group), part, statement in zip(shown, parts, statements, strict=True)
     ]
     rule = rules.primary
@@ -447,11 +445,6 @@ def _primary(
     if (reason := missing or next(off_board, None)) is not None:
         return Verdict(Statement(0, None, reason), 1.0, level=primary.alpha)
     return judge_primary(primary, _entrant(first), _entrant(other) if other else None, baselines, hours_max)
-
-
-def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:
-    series = {entrant.model.id: entrant.series for entrant in group if entrant.series is not None}
-    return split_variance(series) if len(series) > 1 else None
 
 
 def _trades(group: Sequence[_Judged]) -> int:
@@ -489,12 +482,12 @@ def _evidence(
     statement: Statement,
     board: Board,
     group: Sequence[_Judged],
-    noise: ReplicateNoise | None,
     rules: BoardRules,
 ) -> EntrantEvidence:
     """Return the evidence of an entrant, which is compared as part of its group."""
     period, key = judged.period, group[0].key
     models, record = [each.model for each in group], joint_record([each.record for each in group])
+    series = {each.model.id: each.series for each in group if each.series is not None}
     return EntrantEvidence(
         id=joint_id(models, record),
         name=joint_name(models),
@@ -509,7 +502,7 @@ def _evidence(
         losing_trades=part.losing_trades,
         comparisons=board.comparisons[key],
         is_among_best=key in board.among_best,
-        replicates=noise,
+        replicates=split_variance(series) if len(series) > 1 else None,
         attempt=period.run.run.number,
         rank=board.ranks.get(key),
         account=judged.account,

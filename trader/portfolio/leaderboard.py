@@ -183,11 +183,15 @@ def make_board(
         msgspec.structs.replace(entry, evidence=statement) for entry, statement in zip(entries, statements, strict=True)
     ]
     entries.sort(key=lambda entry: (not entry.is_ranked, *_sort_key(entry, sort_by)))
-    ranked = [
-        msgspec.structs.replace(entry, rank=place if entry.is_ranked else None)
+    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
+    marked = [
+        msgspec.structs.replace(
+            entry,
+            rank=place if entry.is_ranked else None,
+            tie=figures[place] in {figures[place - 1], figures[place + 1]},
+        )
         for place, entry in enumerate(entries, start=1)
     ]
-    marked = _with_ties(ranked, sort_by)
     if sort_by == "maxDrawdown" or "bestOther" not in rules.compared:
         return marked
     return _with_verdicts(marked, max(contenders, len(marked)), rules)
@@ -273,29 +277,19 @@ def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decima
     return first, -entry.pnl_absolute, entry.model.id
 
 
-def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
-    """Return the ordered entries, marking those with the same figure as an adjacent entry."""
-    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
-    return [
-        msgspec.structs.replace(entry, tie=figures[place] in {figures[place - 1], figures[place + 1]})
-        for place, entry in enumerate(entries, start=1)
-    ]
-
-
 def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: BoardRules) -> list[LeaderboardEntry]:
     """Return the ordered entries with a verdict on each adjacent pair."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
     compared = compare_all(
-        Pair(first.series, other.series, (missing[first.model.id], missing[other.model.id]))
+        Pair(
+            first.series,
+            other.series,
+            (missing[first.model.id], missing[other.model.id]),
+            first.attempt + other.attempt - 1,
+        )
         for first, other in pairwise(entries)
     )
-    upper = rules.judge(
-        [
-            statement._replace(attempts=first.attempt + other.attempt - 1)
-            for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
-        ],
-        contenders,
-    )
+    upper = rules.judge(compared, contenders)
     ranked = list(entries)
     for place, verdict in enumerate(upper):
         first, other = ranked[place], ranked[place + 1]

@@ -44,7 +44,7 @@ from trader.portfolio.figures import (
 from trader.portfolio.sql import analytics as analytics_store
 from trader.portfolio.sql import snapshots as portfolio_store
 from trader.portfolio.sql.analytics import AccountRun, Changes, CurrentRun, RunEntrant, Worth, select_changes
-from trader.portfolio.sql.baselines import select_baselines
+from trader.portfolio.sql.snapshots import select_baselines
 
 _TURN_S: Final = 0.001
 """How often the computation of figures yields to other tasks, and for how long: due timers need a moment."""
@@ -95,10 +95,6 @@ class RunStatistics:
     @property
     def trades_since(self) -> datetime:
         return self.trades[-1].closed_at if self.trades else self.run.started_at
-
-    @property
-    def hours_since(self) -> datetime:
-        return self.hours[-1].hour if self.hours else floor_time(self.run.started_at, _HOUR)
 
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
         """Add trades in closing order. Reads start at the last known closing time, whose trades these replace."""
@@ -454,7 +450,10 @@ def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]
 
 async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
     by_model = {run.run.model_id: run for run in runs}
-    since = [(model_id, run.run.run_id, run.hours_since) for model_id, run in by_model.items()]
+    since = [
+        (model_id, run.run.run_id, run.hours[-1].hour if run.hours else floor_time(run.run.started_at, _HOUR))
+        for model_id, run in by_model.items()
+    ]
     hours = grouped(await portfolio_store.select_run_hours(conn, since), lambda value: value.account_id)
     since = [(model_id, run.run.run_id, run.trades_since) for model_id, run in by_model.items()]
     trades = grouped(await trades_store.select_run_trades(conn, since), itemgetter(0))

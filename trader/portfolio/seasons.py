@@ -21,7 +21,6 @@ from trader.portfolio.domain.seasons import (
     SeasonResult,
     SeasonRules,
     ServiceTerms,
-    absence,
     amendment_issues,
     begun,
     seed_digest,
@@ -227,8 +226,18 @@ class AccountPast(NamedTuple):
 
     def absence(self, rules: SeasonRules, record: EntrantRecord, began_at: datetime) -> str | None:
         """Return why the account's current entrant is excluded from a season's board; None if it is not."""
-        entrants = len({each.number for each in self.entrants})
-        return absence(rules, record, began_at, self.runs, entrants, self.manual_since)
+        if self.manual_since is not None:
+            return f"the account was traded by hand at {iso(self.manual_since)}"
+        if "reset" in rules.disqualify and self.runs > 1:
+            return f"disqualified: the account is in its run {self.runs} of the season"
+        if "change" in rules.disqualify and (entrants := len({each.number for each in self.entrants})) > 1:
+            return f"disqualified: the account has had {entrants} configurations in the season"
+        if began_at > rules.last_entry:
+            return f"it began at {iso(began_at)}; entry was until {iso(rules.last_entry)}"
+        covered = record.coverage_percent
+        if covered is not None and covered < rules.coverage_min_percent:
+            return f"it decided {covered:.1f} % of its due cycles; a rank needs {rules.coverage_min_percent:g} %"
+        return None
 
 
 async def read_accounts(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from trader.core.clock import EPOCH
 from trader.core.errors import SettingsError
 from trader.core.files import open_regular, read_lines, replacing
 
@@ -88,7 +89,6 @@ _FORMULA: Final = re.compile(r"[-=+@\t\r\n'＝＋－＠]")
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 _FILE_BYTES_MAX: Final = 1 << 31
 _NO_TIME: Final = int(np.datetime64("NaT", "ms").astype(np.int64))
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Table:
@@ -255,18 +255,14 @@ def defused(cell: Any) -> Any:
     return f"'{cell}" if is_formula else cell
 
 
-def _milliseconds(moment: datetime | None) -> int:
-    return _NO_TIME if moment is None else round((moment - _EPOCH).total_seconds() * 1000)
-
-
 _TO_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
-    "time": _milliseconds,
+    "time": lambda moment: _NO_TIME if moment is None else round((moment - EPOCH).total_seconds() * 1000),
     "text": lambda value: "" if value is None else str(value),
     "number": lambda value: float("nan") if value is None else float(value),
     "flag": bool,
 }
 _OF_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
-    "time": lambda value: None if value == _NO_TIME else _EPOCH + timedelta(milliseconds=value),
+    "time": lambda value: None if value == _NO_TIME else EPOCH + timedelta(milliseconds=value),
     "text": lambda value: value or None,
     "number": lambda value: None if math.isnan(value) else value,
     "flag": bool,

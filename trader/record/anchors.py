@@ -1,14 +1,163 @@
-"""Anchors: the head of the chain of decisions, recorded once an hour and sent to an external sink."""
+"""Anchors: the head of the chain, recorded once an hour and sent to a webhook or a file outside the database."""
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Final, Protocol
+from urllib.parse import unquote, urlsplit
 
+import aiohttp
+import msgspec
+
+from trader.core.clock import iso
 from trader.core.errors import SinkUnavailable, Unavailable
+from trader.core.files import append_lines
 from trader.database.pool import Database
-from trader.record.anchor_sinks import AnchorSink
+from trader.record.domain.chain import Anchor
 from trader.record.sql.chain import insert_anchor, select_unsent_anchors, update_anchor_sent
+from trader.settings.forms import Secret
+
+ATTEMPT_S: Final = 10.0
+"""How long a sink may take for one anchor."""
+
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class AnchorLine(msgspec.Struct, rename="camel"):
+    """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
+
+    position: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    digest: str
+    anchored_at: Annotated[datetime, msgspec.Meta(tz=True)]
+
+    def anchor(self, source: str) -> Anchor:
+        """Return the anchor. Raise ValueError if the digest is invalid."""
+        digest = bytes.fromhex(self.digest)
+        if len(digest) != 32:
+            raise ValueError("a digest has 64 hexadecimal digits")
+        return Anchor(self.position, digest, self.anchored_at, source)
+
+
+def anchor_line(anchor: Anchor) -> bytes:
+    """Return an anchor as one line of JSON, without its line break."""
+    return msgspec.json.encode(
+        {"position": anchor.position, "digest": anchor.digest.hex(), "anchoredAt": iso(anchor.anchored_at)}
+    )
+
+
+class AnchorSink(Protocol):
+    """Receiver of anchors, one at a time."""
+
+    async def send(self, anchor: Anchor) -> None:
+        """Deliver an anchor.
+
+        :raises SinkUnavailable: the sink did not confirm it in time
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class HttpClient:
+    """Makes single requests to one secret address, each with a timeout and without redirects."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(self, method: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Make a request; any 2xx status is an answer.
+
+        :raises SinkUnavailable: there was no such answer
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            async with self._session.request(
+                method, self._url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            is_temporary = status >= 500 or status in (408, 429)
+            raise SinkUnavailable(f"the answer was HTTP {status}", is_temporary=is_temporary)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class WebhookSink(HttpClient):
+    """Posts each anchor as JSON; any 2xx status confirms it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, ATTEMPT_S)
+
+    async def send(self, anchor: Anchor) -> None:
+        await self.request("POST", anchor_line(anchor), JSON_HEADERS)
+
+
+class FileSink:
+    """Appends each anchor to a file, as a line that is on disk before the anchor counts as sent."""
+
+    def __init__(self, url: str) -> None:
+        self._path = unquote(urlsplit(url).path)
+        self._writing: asyncio.Future[None] | None = None
+
+    async def send(self, anchor: Anchor) -> None:
+        if self._writing is not None and not self._writing.done():
+            raise SinkUnavailable("the file system is still stuck on the last anchor")
+        self._writing = writing = asyncio.get_running_loop().create_future()
+        writing.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # the result may come too late for its caller
+        # A daemon thread, since neither a timeout nor the end of the process can stop a write to a dead network disk.
+        threading.Thread(target=self._append, args=(anchor_line(anchor), writing), daemon=True).start()
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await asyncio.shield(writing)
+        except TimeoutError:
+            raise SinkUnavailable("the file system is not responding") from None
+        except OSError as error:
+            raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
+
+    def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
+        problem: Exception | None = None
+        try:
+            append_lines(Path(self._path).resolve(), line + b"\n")
+        except Exception as error:  # noqa: BLE001 - `send` raises it
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+            writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
+
+    async def close(self) -> None:
+        """Do nothing: no resource stays open between anchors."""
+
+
+def _settle(writing: asyncio.Future[None], problem: Exception | None) -> None:
+    if writing.done():
+        return
+    if problem is None:
+        writing.set_result(None)
+    else:
+        writing.set_exception(problem)
+
+
+SINKS: Final[dict[str, Callable[[str], AnchorSink]]] = {"file": FileSink, "http": WebhookSink, "https": WebhookSink}
+"""The sinks by the scheme of ANCHOR_URL; each is made of the address. `ANCHOR_SCHEMES` names them."""
+
+
+def make_sink(address: Secret | None) -> AnchorSink | None:
+    """Return the sink at the address of ANCHOR_URL; None if it is not set."""
+    return None if address is None else SINKS[urlsplit(address.reveal()).scheme](address.reveal())
+
 
 INTERVAL_S: Final = 3600.0
 """Real seconds between anchors."""

@@ -100,12 +100,10 @@ async def _record_candles(database: Database, term: int) -> bool:
 
 
 def _span(pending: store.PendingSpan) -> Span:
-    hours = (None if hour is None else utc_text(hour) for hour in (pending.hour_after, pending.hour_until))
-    hour_after, hour_until = hours
     return Span(
         account_id=pending.account_id,
         sequence_after=pending.sequence_after,
         sequence_until=pending.sequence_until,
-        hour_after=hour_after,
-        hour_until=hour_until,
+        hour_after=None if pending.hour_after is None else utc_text(pending.hour_after),
+        hour_until=None if pending.hour_until is None else utc_text(pending.hour_until),
     )

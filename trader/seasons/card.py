@@ -1,6 +1,7 @@
 """Result of a season: its card and its report, computed only from the rows that its record has."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -20,8 +21,7 @@ from trader.portfolio.evidence import EvidenceReport, Field, make_report
 from trader.portfolio.run_statistics import RunStatistics, count_contenders
 from trader.portfolio.tables import Format, Table
 from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of
-from trader.seasons.page import page
-from trader.seasons.standings import season_report
+from trader.seasons.page import page, season_report
 
 FORMAT: Final = 1
 
@@ -237,5 +237,5 @@ def _account(model_id: str, run: RunStatistics, rows: SeasonRows, fills: Table) 
 
 
 def _decisions(decisions: Table) -> dict[str, int]:
-    names = [f"{tool} {status}" for tool, status in zip(decisions["tool"], decisions["status"], strict=True)]
-    return {name: names.count(name) for name in sorted(set(names))}
+    names = (f"{tool} {status}" for tool, status in zip(decisions["tool"], decisions["status"], strict=True))
+    return dict(sorted(Counter(names).items()))

@@ -1,8 +1,10 @@
-"""Report of a season, or of a backtest, as an HTML file."""
+"""Report of a season, or of a backtest: accounts with their statistics, best first, and their page as HTML."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
@@ -12,13 +14,25 @@ from trader.agents.variants import VARIANTS, color_of
 from trader.api.dashboard.reports import report_page
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.clock import iso
+from trader.core.money import ZERO
 from trader.core.statistics import grouped, minutes
 from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.behaviour import is_within_minute
-from trader.portfolio.domain.evidence import Statement, Verdict
+from trader.portfolio.domain.evidence import (
+    Pair,
+    Statement,
+    Verdict,
+    compare_all,
+    comparisons_among,
+    judge_family,
+    missing_trades,
+    state_returns,
+)
 from trader.portfolio.domain.seasons import Season
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.tables import Table
+from trader.seasons.bundle import Basis, SeasonRows
 from trader.seasons.sql.report import AccountReport
 
 PercentCurve = Sequence[tuple[datetime, float]]
@@ -83,6 +97,56 @@ class SeasonReport(NamedTuple):
     def unexplained(self) -> list[AccountReport]:
         """The accounts whose books do not explain the equity to the last digit."""
         return [account for account in self.accounts if account.explained != account.change]
+
+
+def make_standings(accounts: Sequence[AccountReport], runs: Mapping[str, RunStatistics]) -> list[RankedModel]:
+    """Return the accounts with their statistics, best return first."""
+    ranked = sorted(accounts, key=lambda account: (-account.change / account.initial_capital, account.model_id))
+    of = [runs[account.model_id] for account in ranked]
+    series = [run.returns(run.hours[-1].hour + timedelta(hours=1)) if run.hours else None for run in of]
+    statements = state_returns(zip(series, (account.trades for account in ranked), strict=True))
+    missing = [missing_trades(account.trades) for account in ranked]
+    pairs = pairwise(zip(series, missing, strict=True))
+    compared = compare_all(Pair(own, other, (lacks, lacking)) for (own, lacks), (other, lacking) in pairs)
+    verdicts = [*judge_family(list(compared), comparisons_among(len(ranked))), None][: len(ranked)]
+    return list(map(RankedModel, ranked, of, statements, verdicts))
+
+
+def season_report(basis: Basis, rows: SeasonRows, evidence: EvidenceReport) -> SeasonReport:
+    """Return the report on a season: its entrants, hours and trades, and no others."""
+    runs = {key: run for key, run in rows.runs.items() if run.hours}
+    standings = make_standings([_account(run, rows, basis.tables) for run in runs.values()], runs)
+    shown = [standing._replace(verdict=None) for standing in standings]  # the evidence has them by the season's rules
+    return SeasonReport(basis.season.rules.name, shown, rows.models, runs, evidence, season=basis.season)
+
+
+def _account(run: RunStatistics, rows: SeasonRows, tables: Mapping[str, Table]) -> AccountReport:
+    """Return an account within the season; its price gains that no closed part has are those still open."""
+    model, parts = rows.models[run.run.model_id], rows.parts.get(run.run.model_id, ())
+    equity, capital = run.hours[-1].last, run.run.initial_capital
+    fills, payments = tables["fills"], tables["payments"]
+    own = payments["account"] == model.id
+    paid = {
+        kind: _decimal(payments["amount"][own & (payments["kind"] == kind)].tolist())
+        for kind in ("funding", "insurance", "liquidation")
+    }
+    fees = _decimal(fills["fee"][fills["account"] == model.id].tolist()) + paid["liquidation"]
+    gross = _decimal(part.gross or 0 for part in parts)
+    others = gross - fees + paid["liquidation"] + paid["funding"] + paid["insurance"]
+    return AccountReport.of(
+        model,
+        run,
+        unrealized=equity - capital - others,
+        gross=gross,
+        fees=fees,
+        liquidation_fees=-paid["liquidation"],
+        funding=paid["funding"],
+        insurance=paid["insurance"],
+    )
+
+
+def _decimal(values: Iterable[float]) -> Decimal:
+    return sum((Decimal(repr(float(value))) for value in values), ZERO)
 
 
 CLOSE_REASONS = {
@@ -156,7 +220,7 @@ def _values(curve: PercentCurve, hours: Sequence[datetime]) -> list[float | None
 
 def _trades(trades: Sequence[RunTrade]) -> dict[str, Any]:
     """Return the net profits of trades in percent of their entry notional, and shares of the trades in percent."""
-    nets = [trade.net_percent for trade in trades]
+    nets = [100 * float(trade.net_pnl) / float(trade.entry_notional) for trade in trades]
 
     def share(*which: bool) -> float:
         return 100 * sum(which) / len(trades)

@@ -6,13 +6,16 @@ Each field of `Settings` carries its `Variable`: name, default, form of the text
 
 import stat
 import sys
+import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from trader.core.errors import SettingsError
 from trader.settings import forms
@@ -26,8 +29,33 @@ from trader.settings.checks import (
 )
 from trader.settings.dotenv import read_dotenv
 from trader.settings.forms import EffectiveText, Secret, Variable, parse_setting
-from trader.settings.presets import PRESET_VENUES, PRESETS
 from trader.settings.providers import KEY_NAME, ProviderSettings, read_providers
+
+
+class PresetVenue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A venue with known figures.
+
+    `markets` have the fields of a `Market`. `presets` maps each VENUE_PRESET to the texts of the settings whose default
+    it changes; a venue with several fee tiers has several presets, and `MARKET_SOURCE=venue` uses VENUE's first one.
+    `liquidation` has the rules of liquidation that differ from the default's. `sources` say where the figures come
+    from.
+    """
+
+    markets: list[dict[str, Any]]
+    presets: Annotated[dict[str, dict[str, str]], Meta(min_length=1)]
+    sources: Annotated[dict[str, str], Meta(min_length=1)]
+    liquidation: dict[str, Any] = {}
+
+
+PRESET_VENUES: Final = msgspec.convert(
+    tomllib.loads(files("trader").joinpath("market", "presets.toml").read_text(encoding="utf-8")),
+    dict[str, PresetVenue],
+)
+PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
+    "default": {},
+    **{preset: texts for venue in PRESET_VENUES.values() for preset, texts in venue.presets.items()},
+}
+"""The settings whose defaults each VENUE_PRESET changes."""
 
 _BY_PRESET: Final = "from VENUE_PRESET"
 

@@ -14,7 +14,7 @@ from trader.core.errors import LedgerViolated
 from trader.database.pool import Database
 from trader.exchange.domain.orders import Cause, InsurancePayment
 from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
-from trader.exchange.sql import ledger_rows as rows
+from trader.exchange.sql import ledger as rows
 from trader.exchange.sql.ledger import write_postings
 
 D = Decimal

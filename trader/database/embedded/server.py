@@ -24,7 +24,18 @@ import asyncpg
 
 from trader.core.errors import StartError
 from trader.core.ownership import EMBEDDED_FOLDER
-from trader.database.embedded.binaries import Binaries, choose_binaries
+from trader.database.embedded.binaries import (
+    STOP_TIMEOUT_S,
+    Binaries,
+    bind_to_parent,
+    choose_binaries,
+    has_processes,
+    is_ready,
+    leftover_pid,
+    stop_process,
+    tail,
+    wait_until,
+)
 from trader.database.embedded.folders import (
     SERVICE_ROLE,
     SUPERUSER,
@@ -39,16 +50,6 @@ from trader.database.embedded.folders import (
     require_peer,
     server_account,
     socket_folder,
-)
-from trader.database.embedded.processes import (
-    STOP_TIMEOUT_S,
-    bind_to_parent,
-    has_processes,
-    is_ready,
-    leftover_pid,
-    stop_process,
-    tail,
-    wait_until,
 )
 from trader.database.pool import connect_alone, place
 
@@ -146,8 +147,7 @@ class EmbeddedPostgres:
 
     async def has_database(self, name: str) -> bool:
         async with self._connected() as conn:
-            exists: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
-            return exists
+            return bool(await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name))
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
@@ -156,11 +156,6 @@ class EmbeddedPostgres:
             yield conn
         finally:
             await conn.close()
-
-    async def _make_service_role(self) -> None:
-        """Create the service's role if it is missing."""
-        async with self._connected() as conn:
-            await conn.execute(CREATE_SERVICE_ROLE)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -195,7 +190,8 @@ class EmbeddedPostgres:
                 await self._make_data()
                 self._sockets = socket_folder(self._folder, self._account)
                 await self._launch()
-                await self._make_service_role()
+                async with self._connected() as conn:
+                    await conn.execute(CREATE_SERVICE_ROLE)
             except OSError as error:
                 why = error.strerror or error
                 raise StartError(f"The database folder {self._folder} cannot be used: {why}.") from error

@@ -1,15 +1,16 @@
 """SQL for accounts, recorded answers to orders, and the state of the service."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
+from trader.core.statistics import grouped
 from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.account import (
     TAKEN_KEPT,
@@ -101,8 +102,7 @@ SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SEL
 
 async def select_count_without_model(conn: Connection) -> int:
     """Return how many accounts belong to no model."""
-    count: int = await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL)
-    return count
+    return int(await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL))
 
 
 SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
@@ -110,8 +110,7 @@ SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
 
 async def select_fill_count(conn: Connection, account_id: str) -> int:
     """Return how many fills the account has had in all its runs."""
-    count: int = await conn.fetchval(SELECT_FILL_COUNT, account_id)
-    return count
+    return int(await conn.fetchval(SELECT_FILL_COUNT, account_id))
 
 
 UPDATE_ACCOUNT_FENCED = """
@@ -128,8 +127,7 @@ async def update_account_fenced(conn: Connection, account_id: str, term: int) ->
     An abandoned statement may still be running on the server: this statement waits for it or precedes it. Return False
     if the term is over.
     """
-    is_leading: bool = await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term)
-    return is_leading
+    return bool(await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term))
 
 
 # Cash comes from sums over `orders` alone; `trader audit` compares them with the ledger.
@@ -179,27 +177,19 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
 
     The statements must share a snapshot: call it in `Database.reading`, or with the accounts locked.
     """
-    positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
-    for record in await conn.fetch(SELECT_POSITIONS, account_id):
-        positions[record["account_id"]][record["symbol"]] = trade_of_row(record, Position)
-    resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
-    for record in await conn.fetch(SELECT_RESTING, account_id):
-        resting[record["account_id"]].append(_resting(record))
-    takes: defaultdict[tuple[str, str], list[tuple[OrderSide, Take]]] = defaultdict(list)
-    for record in await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT):
-        take = Take(record["created_at"], record["quantity"])
-        takes[record["account_id"], record["symbol"]].append((OrderSide(record["side"]), take))
-    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
-    for (of_account, symbol), each in takes.items():
-        taken[of_account][symbol] = Taken.of_all(each)
+    owner, market = itemgetter("account_id"), itemgetter("symbol")
+    positions = grouped(await conn.fetch(SELECT_POSITIONS, account_id), owner)
+    resting = grouped(await conn.fetch(SELECT_RESTING, account_id), owner)
+    taken = grouped(await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT), owner)
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
         key = record["id"]
+        takes = grouped(taken.get(key, ()), market)
         parts = {
             "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
-            "positions": positions[key],
-            "resting": tuple(resting[key]),
-            "taken": taken[key],
+            "positions": {row["symbol"]: trade_of_row(row, Position) for row in positions.get(key, ())},
+            "resting": tuple(map(_resting, resting.get(key, ()))),
+            "taken": {symbol: Taken.of_all(map(_take, rows)) for symbol, rows in takes.items()},
         }
         accounts[key] = msgspec.convert({**record, **parts}, Account)
     return accounts
@@ -208,6 +198,10 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
 def _resting(record: asyncpg.Record) -> RestingOrder:
     plan = part_of_row(record, ExitPlan) if record["has_exit_plan"] else None
     return msgspec.convert({**record, "exit_plan": plan}, RestingOrder)
+
+
+def _take(record: asyncpg.Record) -> tuple[OrderSide, Take]:
+    return OrderSide(record["side"]), Take(record["created_at"], record["quantity"])
 
 
 SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2"
@@ -228,13 +222,21 @@ async def select_answer(conn: Connection, account_id: str, order_id: UUID) -> Or
     return None if answer is None else msgspec.convert(answer, OrderAnswer)
 
 
-SELECT_LIMIT_ORDER_STATUS = "SELECT status, cancel_reason FROM limit_orders WHERE account_id = $1 AND id = $2"
+# A trade is closed by the fills of one order; the fills on its closing side name the trade.
+SELECT_RESTED = """
+SELECT status, cancel_reason AS reason, (
+    SELECT coalesce(sum(o.gross_pnl), 0)
+    FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $2) f
+    JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
+        AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
+) AS realized_pnl
+FROM limit_orders WHERE account_id = $1 AND id = $2
+"""
 
 
-async def select_limit_order_status(conn: Connection, account_id: str, order_id: UUID) -> tuple[str, str | None] | None:
-    """Return (RESTING | FILLED | CANCELLED, cancel reason) of an order that has rested, or None."""
-    record = await conn.fetchrow(SELECT_LIMIT_ORDER_STATUS, account_id, order_id)
-    return None if record is None else (record["status"], record["cancel_reason"])
+async def select_rested(conn: Connection, account_id: str, order_id: UUID) -> asyncpg.Record | None:
+    """Return the status of an order that has rested, why it was canceled, and its fills' gross profit; or None."""
+    return await conn.fetchrow(SELECT_RESTED, account_id, order_id)
 
 
 SELECT_FILLS_OF_REQUEST = """
@@ -245,21 +247,6 @@ SELECT quantity, price, fee, maker, created_at AS at FROM fills WHERE request_id
 async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
     """Return the fills of a placed order by time."""
     return [AnswerFill(**row) for row in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)]
-
-
-# A trade is closed by the fills of one order; the fills on its closing side name the trade.
-SELECT_REALIZED_OF_REQUEST = """
-SELECT coalesce(sum(o.gross_pnl), 0)
-FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $1) f
-JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
-    AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
-"""
-
-
-async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
-    """Return the gross profit realized by the fills of a placed order."""
-    realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
-    return realized
 
 
 # --- the service itself -----------------------------------------------------------------------------------------------

@@ -197,8 +197,7 @@ SELECT_IS_LIVE = "SELECT EXISTS (SELECT FROM service_state WHERE trading_mode = 
 
 async def select_is_live(conn: Connection) -> bool:
     """Return whether this database's fills come from a venue."""
-    is_live: bool = await conn.fetchval(SELECT_IS_LIVE)
-    return is_live
+    return bool(await conn.fetchval(SELECT_IS_LIVE))
 
 
 SELECT_TRADES_OF_RUN = """

@@ -44,34 +44,23 @@ async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
 UPDATE_HALTS_LIFTED = f"""
 WITH lifted AS (
     UPDATE halts SET lifted_at = now(), lifted_by = $2
-    WHERE lifted_at IS NULL AND account_id IS NOT DISTINCT FROM $1
+    WHERE lifted_at IS NULL AND CASE WHEN $3::text IS NULL THEN account_id IS NOT DISTINCT FROM $1 ELSE cause = $3 END
     RETURNING {HALT_COLUMNS}
 )
 SELECT * FROM lifted ORDER BY id
 """  # noqa: S608 - a constant of this module
 
 
-async def update_halts_lifted(conn: Connection, account_id: str | None, by: str) -> list[HaltCause]:
-    """Lift the halts of one account, or of all accounts together (None), and return their causes.
+async def update_halts_lifted(
+    conn: Connection, account_id: str | None, by: str, cause: HaltCause | None = None
+) -> list[HaltCause]:
+    """Lift the halts of one account, or of all accounts together (None), or all of a `cause`. Return their causes.
 
     The connection must be in a transaction: the end of the halts is recorded in the chain.
     """
-    rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by)
+    rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by, cause)
     await insert_rows_record(conn, "halts", rows)
     return [HaltCause(row["cause"]) for row in rows]
-
-
-UPDATE_CAUSE_LIFTED = f"""
-WITH lifted AS (
-    UPDATE halts SET lifted_at = now(), lifted_by = $2 WHERE lifted_at IS NULL AND cause = $1 RETURNING {HALT_COLUMNS}
-)
-SELECT * FROM lifted ORDER BY id
-"""  # noqa: S608 - a constant of this module
-
-
-async def update_cause_lifted(conn: Connection, cause: HaltCause, by: str) -> None:
-    """Lift the halts of one cause. The connection must be in a transaction, as for `update_halts_lifted`."""
-    await insert_rows_record(conn, "halts", await conn.fetch(UPDATE_CAUSE_LIFTED, cause, by))
 
 
 SELECT_NOW = "SELECT now()"
@@ -149,8 +138,7 @@ WHERE id = $1 AND finished_at IS NULL AND (SELECT term FROM service_state) = $3
 
 async def update_command_taken(conn: Connection, command_id: UUID, progress: str, term: int | None) -> bool:
     """Record the progress of a command. Return False if it was finished or withdrawn, or if the `term` is over."""
-    done: str = await conn.execute(UPDATE_COMMAND_TAKEN, command_id, progress, term)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_TAKEN, command_id, progress, term)).endswith(" 1")
 
 
 UPDATE_COMMAND_FINISHED = """
@@ -166,8 +154,7 @@ async def update_command_finished(
 
     A process that has lost its lock without knowing it sees other accounts than the leader, which must carry it out.
     """
-    done: str = await conn.execute(UPDATE_COMMAND_FINISHED, command_id, outcome, term)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_FINISHED, command_id, outcome, term)).endswith(" 1")
 
 
 UPDATE_COMMAND_WITHDRAWN = """
@@ -177,8 +164,7 @@ UPDATE commands SET finished_at = now(), outcome = $2 WHERE id = $1 AND finished
 
 async def update_command_withdrawn(conn: Connection, command_id: UUID, outcome: CommandOutcome) -> bool:
     """Withdraw a command that no service has started. Return False if one has."""
-    done: str = await conn.execute(UPDATE_COMMAND_WITHDRAWN, command_id, outcome)
-    return done.endswith(" 1")
+    return (await conn.execute(UPDATE_COMMAND_WITHDRAWN, command_id, outcome)).endswith(" 1")
 
 
 UPDATE_ALL_WITHDRAWN = """
@@ -226,8 +212,7 @@ SELECT EXISTS (
 
 async def select_has_leader(conn: Connection) -> bool:
     """Return whether a process leads on this database now."""
-    has_leader: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
-    return has_leader
+    return bool(await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK))
 
 
 SELECT_KNOWN_ACCOUNT = """
@@ -237,8 +222,7 @@ SELECT EXISTS (SELECT FROM accounts WHERE id = $1) OR EXISTS (SELECT FROM models
 
 async def select_known_account(conn: Connection, account_id: str) -> bool:
     """Return whether the account exists, or a model whose account will have this ID."""
-    is_known: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
-    return is_known
+    return bool(await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id))
 
 
 class Exposure(NamedTuple):

@@ -166,11 +166,6 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     def of(cls, trade: Trade) -> "RunTrade":
         return cls(**{name: getattr(trade, name) for name in cls.__struct_fields__} | {"id": trade.id.int})
 
-    @property
-    def net_percent(self) -> float:
-        """The net profit in percent of the entry notional."""
-        return 100 * float(self.net_pnl) / float(self.entry_notional)
-
 
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """

@@ -9,7 +9,7 @@ import msgspec
 
 from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.venue_orders import SentOrder
-from trader.exchange.sql.ledger_rows import venue_order_row
+from trader.exchange.sql.ledger import venue_order_row
 
 
 class Binding(NamedTuple):

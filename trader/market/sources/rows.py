@@ -25,7 +25,7 @@ from trader.market.domain.markets import (
     SimulatedMarket,
 )
 from trader.settings.forms import BPS_DECIMALS_MAX
-from trader.settings.presets import PRESET_VENUES, PresetVenue
+from trader.settings.settings import PRESET_VENUES, PresetVenue
 from trader.settings.toml_lines import decode_toml
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]

@@ -110,15 +110,6 @@ class Alarm(NamedTuple):
     def is_explained_by(self, cause: AlarmCause) -> bool:
         return cause == self.under or cause.kind in EXPLAINED_BY.get(self.cause.kind, ())
 
-    @property
-    def as_consequence(self) -> str:
-        """The text for the notice of the alarm that explains it; every change of the leader is included."""
-        return f"{self.cause}: {self.text}" if self.cause.kind in _EACH_IS_SENT else str(self.cause)
-
-    @property
-    def may_be_explained(self) -> bool:
-        return self.under is not None or self.cause.kind in EXPLAINED_BY
-
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A report of an alarm, which began `count` times between `since` and `at`."""
@@ -162,11 +153,6 @@ class Condition(msgspec.Struct, frozen=True):
             consequences=self.consequences,
             impact=self.alarm.impact,
         )
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether it has held for long enough, or often enough, to be reported."""
-        return self.alarm.cause.kind not in _OF_HEALTH or self.held_s >= HOLD_S or self.count >= STARTS_MAX
 
     @property
     def ends_after_s(self) -> float:
@@ -313,9 +299,11 @@ def _note_consequences(state: AlarmState) -> AlarmState:
     pending = (each.alarm for each in state.conditions.values() if each.reported_s is None)
     unsent = [each.alarm for each in state.events.values() if each.waiting is not None]
     for alarm in chain(pending, unsent):
+        # Every change of the leader is told with its text.
+        consequence = f"{alarm.cause}: {alarm.text}" if alarm.cause.kind in _EACH_IS_SENT else str(alarm.cause)
         for cause in state.explanations(alarm):
             known = conditions[cause]
-            if (consequence := alarm.as_consequence) not in known.consequences:
+            if consequence not in known.consequences:
                 consequences = (*known.consequences, consequence)
                 conditions[cause] = msgspec.structs.replace(known, consequences=consequences)
     for alarm in unsent:  # what a pending condition explains waits: that condition may be forgotten
@@ -332,7 +320,8 @@ def _report(state: AlarmState, now_s: float) -> tuple[AlarmState, list[Notice]]:
         if each.is_away:
             is_due = False
         elif each.reported_s is None:
-            is_due = each.is_certain and not _is_explained(state, each.alarm, each.began_s, now_s)
+            is_certain = cause.kind not in _OF_HEALTH or each.held_s >= HOLD_S or each.count >= STARTS_MAX
+            is_due = is_certain and not _is_explained(state, each.alarm, each.began_s, now_s)
         else:
             is_due = cause.kind not in _ORDERED and now_s - each.reported_s >= EVERY_S
         if is_due:
@@ -343,9 +332,8 @@ def _report(state: AlarmState, now_s: float) -> tuple[AlarmState, list[Notice]]:
 
 def _is_explained(state: AlarmState, alarm: Alarm, began_s: float, now_s: float) -> bool:
     """Return whether an alarm is a consequence, or may still turn out to be one."""
-    if not alarm.may_be_explained:
-        return False
-    return (
+    may_be_explained = alarm.under is not None or alarm.cause.kind in EXPLAINED_BY
+    return may_be_explained and (
         bool(state.explanations(alarm))
         or now_s - began_s < EXPLAIN_WAIT_S
         or any(alarm.is_explained_by(cause) and now_s - each.at_s < AFTERMATH_S for cause, each in state.ended.items())

@@ -41,8 +41,7 @@ SELECT count(*) FROM revoked
 
 async def update_credentials_revoked(conn: Connection, name: str, account_id: str | None) -> int:
     """Revoke every credential with this name and account. Return how many were still valid."""
-    count: int = await conn.fetchval(UPDATE_CREDENTIALS_REVOKED, name, account_id)
-    return count
+    return int(await conn.fetchval(UPDATE_CREDENTIALS_REVOKED, name, account_id))
 
 
 # A restored one may have been created later than now, by another clock.

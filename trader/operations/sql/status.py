@@ -1,12 +1,13 @@
-"""SQL for the command `status`: the service and its database at one moment."""
+"""SQL of what operators look at: the service and its database now, past alarms, halts and maintenance, and models."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from trader.database.pool import Connection
+from trader.database.pool import Connection, part_of_row
 from trader.database.schema import used_tables
+from trader.operations.domain.alarms import Notice
 
 
 class ServiceFacts(NamedTuple):
@@ -128,8 +129,7 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schem
 
 async def select_table_count(conn: Connection) -> int:
     """Return how many tables and views the database has in addition to PostgreSQL's own."""
-    count: int = await conn.fetchval(SELECT_TABLE_COUNT)
-    return count
+    return int(await conn.fetchval(SELECT_TABLE_COUNT))
 
 
 ANALYZE = "ANALYZE"
@@ -139,3 +139,202 @@ ANALYZE_TIMEOUT_S: Final = 600.0
 async def analyze(conn: Connection) -> None:
     """Collect the planner's statistics, which no dump contains."""
     await conn.execute(ANALYZE, timeout=ANALYZE_TIMEOUT_S)
+
+
+MaintenanceTask = Literal["backup", "audit", "verify"]
+
+
+class PastAlarm(NamedTuple):
+    """A notice of the past, and the process that reported it."""
+
+    at: datetime
+    since: datetime
+    sender: str
+    state: str
+    cause: str
+    subject: str
+    message: str
+    impact: str
+
+
+INSERT_ALARM = """
+WITH outdated AS (DELETE FROM alarm_history WHERE at < now() - interval '90 days')
+INSERT INTO alarm_history (at, since, sender, state, cause, subject, message, impact)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+"""
+
+
+async def insert_alarm(conn: Connection, notice: Notice, sender: str) -> None:
+    """Add a notice to the history, and drop those that are older than 90 days."""
+    values = (notice.at, notice.since, sender, notice.state, *notice.cause, notice.text, notice.impact)
+    await conn.execute(INSERT_ALARM, *values)
+
+
+SELECT_ALARMS = """
+SELECT at, since, sender, state, cause, subject, message, impact FROM alarm_history WHERE at >= $1 ORDER BY at, id
+"""
+
+
+async def select_alarms(conn: Connection, since: datetime) -> list[PastAlarm]:
+    """Return the notices since a time, oldest first."""
+    return [PastAlarm(**row) for row in await conn.fetch(SELECT_ALARMS, since)]
+
+
+SELECT_LAST_STATES = """
+SELECT DISTINCT ON (cause, subject) cause, subject, state FROM alarm_history ORDER BY cause, subject, id DESC
+"""
+
+
+async def select_last_states(conn: Connection) -> dict[tuple[str, str], str]:
+    """Return the state in the last notice of each cause and subject."""
+    return {(row["cause"], row["subject"]): row["state"] for row in await conn.fetch(SELECT_LAST_STATES)}
+
+
+UPSERT_MAINTENANCE = """
+INSERT INTO maintenance AS m (task, succeeded_at, problems)
+VALUES ($1, CASE WHEN $2::integer = 0 THEN now() END, $2::integer)
+ON CONFLICT (task) DO UPDATE
+SET ran_at = now(), succeeded_at = coalesce(excluded.succeeded_at, m.succeeded_at), problems = excluded.problems
+"""
+
+
+async def upsert_maintenance(conn: Connection, task: MaintenanceTask, problems: int) -> None:
+    """Record that a task has run now, and how many problems it found; without any, it has succeeded."""
+    await conn.execute(UPSERT_MAINTENANCE, task, problems)
+
+
+class MaintenanceRun(NamedTuple):
+    """The last recorded run of a task. `success_age_s` is the age of the last success; None without one."""
+
+    task: MaintenanceTask
+    success_age_s: float | None
+    problems: int
+
+
+SELECT_MAINTENANCE = """
+SELECT task, extract(epoch FROM now() - succeeded_at)::float8 AS success_age_s, problems FROM maintenance ORDER BY task
+"""
+
+
+async def select_maintenance(conn: Connection) -> Sequence[MaintenanceRun]:
+    """Return the last recorded run of each task."""
+    return [MaintenanceRun(**row) for row in await conn.fetch(SELECT_MAINTENANCE)]
+
+
+class DayOfModel(NamedTuple):
+    """The known cost of a model's invocations that began on a day (UTC). `is_partial`: part of it is unknown."""
+
+    day: datetime
+    model_id: str
+    usd: Decimal
+    is_partial: bool
+
+
+SELECT_COSTS_BY_DAY = """
+SELECT date_trunc('day', started_at, 'UTC') AS day, model_id, coalesce(sum(cost_usd), 0) AS usd,
+       bool_or(unmetered_attempts > 0 OR unpriced_steps > 0) AS is_partial
+FROM invocations
+WHERE started_at >= $1
+GROUP BY day, model_id
+HAVING sum(cost_usd) > 0 OR bool_or(unmetered_attempts > 0 OR unpriced_steps > 0)
+ORDER BY day, model_id
+"""
+
+
+async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[DayOfModel]:
+    """Return what each model cost on each day since a time."""
+    return [part_of_row(row, DayOfModel) for row in await conn.fetch(SELECT_COSTS_BY_DAY, since)]
+
+
+class InvocationActivity(NamedTuple):
+    """Finished invocations of a model: how many failed, the last failure, and durations of the latest in seconds."""
+
+    model_id: str
+    invocations: int
+    failed: int
+    median_s: float
+    slow_s: float
+    last_failure: str | None
+
+
+LATEST: Final = 1000
+"""The invocations of a model whose durations are read: sorting a week of a hundred models would take seconds."""
+
+SELECT_MODEL_ACTIVITY = """
+SELECT c.*, d.median_s, d.slow_s, f.last_failure
+FROM (
+    SELECT model_id, count(*) AS invocations, count(failure_reason) AS failed
+    FROM invocations
+    WHERE started_at >= $1 AND finished_at IS NOT NULL
+    GROUP BY model_id
+) c
+CROSS JOIN LATERAL (
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS median_s,
+           percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS slow_s
+    FROM (
+        SELECT extract(epoch FROM finished_at - started_at) AS seconds
+        FROM invocations
+        WHERE model_id = c.model_id AND started_at >= $1 AND finished_at IS NOT NULL
+        ORDER BY started_at DESC LIMIT $2
+    ) latest
+) d
+LEFT JOIN LATERAL (
+    SELECT failure_reason AS last_failure
+    FROM invocations
+    WHERE model_id = c.model_id AND started_at >= $1 AND status IN ('failed', 'timeout')
+    ORDER BY started_at DESC LIMIT 1
+) f ON true
+ORDER BY c.failed DESC, c.model_id
+"""
+
+
+async def select_model_activity(conn: Connection, since: datetime) -> Sequence[InvocationActivity]:
+    """Return the activity of each model since a time, those with the most failures first."""
+    return [part_of_row(row, InvocationActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since, LATEST)]
+
+
+class RuleRefusals(NamedTuple):
+    """How many tool calls a rule refused, and of how many models."""
+
+    rule: str
+    calls: int
+    models: int
+
+
+SELECT_REFUSALS = """
+SELECT coalesce(t.metadata->'results'->0->>'rule', 'no rule') AS rule, count(*) AS calls,
+       count(DISTINCT i.model_id) AS models
+FROM tool_calls t JOIN invocations i ON i.id = t.invocation_id
+WHERE t.status = 'rejected' AND t.created_at >= $1
+GROUP BY rule
+ORDER BY calls DESC, rule
+"""
+
+
+async def select_refusals(conn: Connection, since: datetime) -> Sequence[RuleRefusals]:
+    """Return how often each rule refused a call since a time, the most frequent first."""
+    return [part_of_row(row, RuleRefusals) for row in await conn.fetch(SELECT_REFUSALS, since)]
+
+
+class PastHalt(NamedTuple):
+    """A halt, lifted or in force; of all accounts without `account_id`."""
+
+    account_id: str | None
+    cause: str
+    reason: str
+    halted_by: str
+    halted_at: datetime
+    lifted_by: str | None
+    lifted_at: datetime | None
+
+
+SELECT_PAST_HALTS = """
+SELECT account_id, cause, reason, halted_by, halted_at, lifted_by, lifted_at
+FROM halts WHERE lifted_at IS NULL OR lifted_at >= $1
+ORDER BY id DESC LIMIT $2
+"""
+
+
+async def select_past_halts(conn: Connection, since: datetime, limit: int) -> Sequence[PastHalt]:
+    """Return the latest halts that were in force since a time, newest first."""
+    return [part_of_row(row, PastHalt) for row in await conn.fetch(SELECT_PAST_HALTS, since, limit)]

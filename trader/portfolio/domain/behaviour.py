@@ -181,7 +181,14 @@ def describe(
         flips=count_flips(positions),
         stops=_outcome([position for position in completed if position.stop is not None]),
         targets=_outcome([position for position in completed if position.target is not None]),
-        plans_changed=sum(_is_changed(position, conduct) for position in positions),
+        plans_changed=sum(
+            any(
+                change.symbol == position.symbol
+                and position.opened_at < change.at <= (position.closed_at or conduct.end)
+                for change in conduct.plan_changes
+            )
+            for position in positions
+        ),
         captured_percent=percent(sum(part.gross or 0.0 for part in closed), ahead),
         alike_percent=alike_percent(replicates),
     )
@@ -201,14 +208,6 @@ def _outcome(positions: Sequence[PositionPart]) -> PlanOutcome:
     by_stop, by_target = reasons.count("stop"), reasons.count("target")
     by_decision = reasons.count("order") + reasons.count("limit")
     return PlanOutcome(len(reasons), by_stop, by_target, by_decision, len(reasons) - by_stop - by_target - by_decision)
-
-
-def _is_changed(position: PositionPart, conduct: Conduct) -> bool:
-    """Return whether a position's plan was changed while it was open."""
-    until = position.closed_at or conduct.end
-    return any(
-        change.symbol == position.symbol and position.opened_at < change.at <= until for change in conduct.plan_changes
-    )
 
 
 def count_flips(positions: Iterable[PositionPart]) -> int:

@@ -189,7 +189,8 @@ class _Matched(NamedTuple):
         if since is not None:
             own = own and own.within(since, own.end)
             other = other and other.within(since, other.end)
-        return Pair(own, other, (self.reason, missing_trades(self.entrant.trades)))
+        attempts = self.entrant.attempt + self.other_attempt - 1
+        return Pair(own, other, (self.reason, missing_trades(self.entrant.trades)), attempts)
 
 
 def judge_board(
@@ -209,10 +210,8 @@ def judge_board(
     pairs = _match(entrants, best, baselines, rules)
     statements = _state(pairs, None)
     contenders = len(entrants) if contenders is None else contenders
-    verdicts, ranks = (
-        rules.judge(statements, contenders),
-        rank_intervals(entrants, rules.family(contenders), rules),
-    )
+    verdicts = rules.judge(statements, contenders)
+    ranks = rank_intervals(entrants, rules.family(contenders), rules)
     windows = statements if since is None else _state(pairs, since)
     comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
     worse = set()
@@ -237,13 +236,13 @@ def _rated(entrants: Sequence[JudgedEntrant], rules: BoardRules) -> list[tuple[f
 
     In a season a newcomer may be compared, but is not the best: its mean is of fewer hours.
     """
-    means = [(mean, each) for each in entrants if (mean := each.mean) is not None and each.series is not None]
-    oldest = max((len(each.series.values) for _, each in means if each.series), default=0)
-    old = [
-        (mean, each)
-        for mean, each in means
-        if each.series and 100 * len(each.series.values) >= rules.hours_min_percent * oldest
+    means = [
+        (mean, len(each.series.values), each)
+        for each in entrants
+        if each.series is not None and (mean := each.mean) is not None
     ]
+    oldest = max((hours for _, hours, _ in means), default=0)
+    old = [(mean, each) for mean, hours, each in means if 100 * hours >= rules.hours_min_percent * oldest]
     return sorted(old, key=lambda item: -item[0])
 
 
@@ -256,11 +255,10 @@ def rank_intervals(
     """
     ranked = [each for each in entrants if each.is_ranked]
     pairs = list(combinations(ranked, 2)) if "bestOther" in rules.compared else []
-    compared = compare_all((Pair(first.series, other.series) for first, other in pairs), rules.level / max(1, family))
-    statements = [
-        statement._replace(attempts=first.attempt + other.attempt - 1)
-        for statement, (first, other) in zip(compared, pairs, strict=True)
-    ]
+    statements = compare_all(
+        (Pair(first.series, other.series, attempts=first.attempt + other.attempt - 1) for first, other in pairs),
+        rules.level / max(1, family),
+    )
     better, worse = Counter[str](), Counter[str]()
     for verdict, (first, other) in zip(judge_family(statements, family, rules.level), pairs, strict=True):
         if verdict.word != "not distinguishable yet":
@@ -352,11 +350,7 @@ def difference_curve(first: JudgedEntrant, other: JudgedEntrant, since: datetime
 
 def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:
     """Return the statement of each pair on all hours; those within a window are for one look and need no bet."""
-    statements = compare_all([pair.within(since) for pair in pairs], level=1.0 if since is None else 0.0)
-    return [
-        statement._replace(attempts=pair.entrant.attempt + pair.other_attempt - 1)
-        for pair, statement in zip(pairs, statements, strict=True)
-    ]
+    return compare_all([pair.within(since) for pair in pairs], level=1.0 if since is None else 0.0)
 
 
 def _match(

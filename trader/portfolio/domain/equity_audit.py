@@ -50,9 +50,8 @@ class _Books(NamedTuple):
             prices = range_of(symbol, at)
             if prices is None:
                 return None
-            ends = quantity * prices.low * (1 - PRICE_TOLERANCE), quantity * prices.high * (1 + PRICE_TOLERANCE)
-            if quantity < 0:
-                ends = quantity * prices.high * (1 + PRICE_TOLERANCE), quantity * prices.low * (1 - PRICE_TOLERANCE)
+            least, most = prices.low * (1 - PRICE_TOLERANCE), prices.high * (1 + PRICE_TOLERANCE)
+            ends = sorted((quantity * least, quantity * most))
             low, high = low + ends[0], high + ends[1]
         return CandleExtremes(low, high)
 
@@ -142,9 +141,7 @@ class HourlyCandles:
     def _range(self, symbol: str, start: datetime, end: datetime) -> CandleExtremes | None:
         if end >= self._known_until:
             return None
-        hours, hour, known = self._hours[symbol], floor_time(start, _HOUR), []
-        while hour <= end:
-            if hour in hours:
-                known.append(hours[hour])
-            hour += _HOUR
+        hours, first = self._hours[symbol], floor_time(start, _HOUR)
+        asked = (first + number * _HOUR for number in range((end - first) // _HOUR + 1))
+        known = [hours[hour] for hour in asked if hour in hours]
         return CandleExtremes(min(each.low for each in known), max(each.high for each in known)) if known else None

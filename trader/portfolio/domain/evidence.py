@@ -124,11 +124,12 @@ class Statement(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two accounts to compare. Any given reason prevents a statement."""
+    """Two accounts to compare. Any given reason prevents a statement. `attempts` is as in `Statement`."""
 
     first: ReturnSeries | None
     other: ReturnSeries | None
     reasons: Sequence[str | None] = ()
+    attempts: int = 1
 
 
 def state_returns(accounts: Iterable[tuple[ReturnSeries | None, int | None]]) -> list[Statement]:
@@ -146,7 +147,9 @@ def compare_all(pairs: Iterable[Pair], level: float = 1.0) -> list[Statement]:
 
     If the confidence sequence alone does not reach the level, the bet is skipped, because both must agree.
     """
-    return _state_all([_differences(*pair) for pair in pairs], level)
+    pairs = list(pairs)
+    statements = _state_all([_differences(*pair[:3]) for pair in pairs], level)
+    return [each._replace(attempts=pair.attempts) for each, pair in zip(statements, pairs, strict=True)]
 
 
 class _Sample(NamedTuple):

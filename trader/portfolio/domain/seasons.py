@@ -18,7 +18,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.models import Line, Model, ModelId
 from trader.core.canonical_json import canonical_json
 from trader.core.clock import input_time, iso
@@ -300,32 +299,6 @@ def changes(before: SeasonRules, after: SeasonRules) -> list[AmendedRule]:
     """Return the rules that differ."""
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in SeasonRules.__struct_fields__)
     return [AmendedRule(*pair) for pair in pairs if pair[1] != pair[2]]
-
-
-def absence(
-    rules: SeasonRules,
-    record: EntrantRecord,
-    began_at: datetime,
-    runs: int,
-    entrants: int,
-    manual_since: datetime | None,
-) -> str | None:
-    """Return why the current entrant of an account is excluded from the board; None if it is not.
-
-    In the season the account had this number of `runs` and `entrants`, and its first manual trade at `manual_since`.
-    """
-    if manual_since is not None:
-        return f"the account was traded by hand at {iso(manual_since)}"
-    if "reset" in rules.disqualify and runs > 1:
-        return f"disqualified: the account is in its run {runs} of the season"
-    if "change" in rules.disqualify and entrants > 1:
-        return f"disqualified: the account has had {entrants} configurations in the season"
-    if began_at > rules.last_entry:
-        return f"it began at {iso(began_at)}; entry was until {iso(rules.last_entry)}"
-    covered = record.coverage_percent
-    if covered is not None and covered < rules.coverage_min_percent:
-        return f"it decided {covered:.1f} % of its due cycles; a rank needs {rules.coverage_min_percent:g} %"
-    return None
 
 
 # What is wrong with rules

@@ -1,8 +1,9 @@
-"""SQL of analytics: current runs, their failed invocations, and what has changed in tables."""
+"""SQL of analytics: current runs, their failed invocations and positions, and what has changed in tables."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -12,10 +13,12 @@ from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
 from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.invocations import INVOCATION_COLUMNS
 from trader.agents.sql.models import FILLS_BY_HAND
-from trader.core.statistics import percent
+from trader.core.statistics import grouped, percent
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
+from trader.portfolio.domain.behaviour import PlanChange, PositionPart
+from trader.record.sql.results import JOIN_EXTREMES
 
 
 class InvocationTotals(msgspec.Struct, frozen=True):
@@ -389,3 +392,55 @@ async def select_changes(conn: Connection) -> Changes:
     record = await conn.fetchrow(SELECT_CHANGES)
     assert record is not None
     return Changes(**record)
+
+
+SELECT_POSITION_PARTS = f"""
+SELECT o.run_id, o.symbol, o.side = 'LONG' AS is_long, o.quantity::float8, o.entry_notional::float8,
+       o.exit_notional::float8, o.gross_pnl::float8 AS gross, o.fees::float8, o.net_pnl::float8 AS net,
+       o.close_reason AS reason, o.stop::float8, o.target::float8, o.opened_at, o.closed_at,
+       coalesce(m.lowest, h.lowest) AS lowest, coalesce(m.highest, h.highest) AS highest
+FROM orders o
+{JOIN_EXTREMES}
+WHERE o.run_id = ANY($1::uuid[])
+ORDER BY o.run_id, o.opened_at, o.symbol, o.closed_at, o.id
+"""  # noqa: S608 - a constant of this package
+
+
+async def select_position_parts(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID, list[PositionPart]]:
+    """Return the positions of runs and their closed parts, sorted by opening within each run.
+
+    Only completed ones have extremes.
+    """
+    found = grouped(await conn.fetch(SELECT_POSITION_PARTS, run_ids), itemgetter("run_id"))
+    return {run_id: [part_of_row(row, PositionPart) for row in rows] for run_id, rows in found.items()}
+
+
+SELECT_PLAN_CHANGES = """
+SELECT i.model_id, t.metadata->'decisions'->0->>'symbol' AS symbol, t.created_at AS at
+FROM invocations i JOIN tool_calls t ON t.invocation_id = i.id
+WHERE i.model_id = ANY($1::text[]) AND i.started_at >= $2 AND t.type = 'UPDATE_EXIT_PLAN' AND t.status = 'ok'
+ORDER BY i.model_id, t.created_at, t.id
+"""
+
+
+async def select_plan_changes(
+    conn: Connection, model_ids: Sequence[str], since: datetime
+) -> dict[str, list[PlanChange]]:
+    """Return the exit plan changes in the models' invocations since a time, ascending per model."""
+    found = grouped(await conn.fetch(SELECT_PLAN_CHANGES, model_ids, since), itemgetter("model_id"))
+    return {model_id: [part_of_row(row, PlanChange) for row in rows] for model_id, rows in found.items()}
+
+
+SELECT_HOURLY_CLOSES = """
+SELECT symbol, open_time, close FROM candles
+WHERE minutes = 60 AND symbol = ANY($1::text[]) AND open_time >= $2 AND open_time < $3
+ORDER BY symbol, open_time
+"""
+
+
+async def select_hourly_closes(
+    conn: Connection, symbols: Sequence[str], start: datetime, end: datetime
+) -> dict[str, dict[datetime, float]]:
+    """Return the closes of the markets' hours that open within [start, end), by market and hour."""
+    found = grouped(await conn.fetch(SELECT_HOURLY_CLOSES, symbols, start, end), itemgetter("symbol"))
+    return {symbol: {row["open_time"]: row["close"] for row in rows} for symbol, rows in found.items()}

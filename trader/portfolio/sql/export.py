@@ -10,7 +10,8 @@ from trader.database.pool import Connection
 
 _BATCH: Final = 10_000
 
-SELECT_EXPORTED_TRADES = """
+EXPORTED: Final[Mapping[str, str]] = {
+    "trades": """
 SELECT account_id AS account, symbol, side, quantity, entry_notional / quantity AS entry_price,
        exit_notional / quantity AS exit_price,
        CASE WHEN leveraged THEN entry_notional / margin END AS leverage, gross_pnl, fees, funding, net_pnl,
@@ -18,24 +19,21 @@ SELECT account_id AS account, symbol, side, quantity, entry_notional / quantity 
 FROM orders
 WHERE status = 'CLOSED' AND closed_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY closed_at, id
-"""
-
-SELECT_EXPORTED_FILLS = """
+""",
+    "fills": """
 SELECT created_at AS at, account_id AS account, symbol, side, quantity, price, fee + liquidation_fee AS fee, maker,
        cause
 FROM fills
 WHERE created_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY created_at, account_id, sequence
-"""
-
-SELECT_EXPORTED_EQUITY = """
+""",
+    "equity": """
 SELECT created_at AS at, account_id AS account, net_portfolio AS equity, cash, unrealized_pnl AS unrealized
 FROM portfolio_snapshots
 WHERE created_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY created_at, account_id
-"""
-
-SELECT_EXPORTED_DECISIONS = """
+""",
+    "decisions": """
 SELECT t.created_at AS at, i.model_id AS account, coalesce(t.metadata->'raw'->>'name', t.type) AS tool,
        t.metadata->'decisions'->0->>'symbol' AS symbol, t.status, r.result->>'rule' AS rule,
        coalesce(r.result->>'reason', r.result->>'error') AS reason
@@ -43,13 +41,7 @@ FROM tool_calls t JOIN invocations i ON i.id = t.invocation_id, LATERAL (SELECT 
 WHERE t.created_at >= $1 AND ($2::text IS NULL OR i.model_id = $2)
   AND t.type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN')
 ORDER BY t.created_at, i.model_id, t.number
-"""
-
-EXPORTED: Final[Mapping[str, str]] = {
-    "trades": SELECT_EXPORTED_TRADES,
-    "fills": SELECT_EXPORTED_FILLS,
-    "equity": SELECT_EXPORTED_EQUITY,
-    "decisions": SELECT_EXPORTED_DECISIONS,
+""",
 }
 
 

@@ -1,4 +1,4 @@
-"""SQL of portfolio snapshots: writing them with their hourly rollups, and reading histories from both."""
+"""SQL of portfolio snapshots: writing them with their hourly rollups, reading histories from both, and baselines."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 from msgspec.structs import astuple
 
 from trader.core.clock import EPOCH, ceil_time
@@ -13,8 +14,10 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, columns_of
 from trader.exchange.sql.audit import AuditedRun
 from trader.market.sql.candles import select_last_minutes
+from trader.portfolio.domain.baselines import Baseline, BaselineState
 from trader.portfolio.domain.equity_audit import HourlyCandles
 from trader.portfolio.domain.histories import HourlyValue, Snapshot
+from trader.portfolio.sql.analytics import CurrentRun
 
 # The rollups grow by the inserted rows, not by the given ones: an existing snapshot counts once.
 # The current hours are found by one lookup in the index of hours, and updated; a lookup per account through the index
@@ -86,8 +89,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term
     A snapshot of an hour that is in the chain already, since the clock was set back, goes to the next hour that is not.
     The partitions of their times must exist. With a `term` nothing is added once that is over.
     """
-    added: int = await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term)
-    return added
+    return int(await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term))
 
 
 class LastSnapshot(NamedTuple):
@@ -312,6 +314,62 @@ ORDER BY w.account_id, h.hour
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
     """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
     return [HourlyValue(**row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns_of(since, 3))]
+
+
+# --- baselines, whose values are in the snapshots under their ids ----------------------------------------------------
+
+SELECT_BASELINES = "SELECT id AS model_id, run_id, initial_capital, started_at FROM baselines ORDER BY id"
+
+
+async def select_baselines(conn: Connection) -> list[CurrentRun]:
+    """Return the current run of every baseline."""
+    return [CurrentRun(**row) for row in await conn.fetch(SELECT_BASELINES)]
+
+
+class SavedBaseline(NamedTuple):
+    """A saved baseline that includes every tick until `seen_until`."""
+
+    baseline: Baseline
+    state: BaselineState
+    seen_until: datetime
+
+
+SELECT_BASELINE_STATES = "SELECT id, name, variant, state, seen_until FROM baselines ORDER BY id"
+
+
+async def select_baseline_states(conn: Connection) -> list[SavedBaseline]:
+    """Return every baseline as it was saved."""
+    rows = await conn.fetch(SELECT_BASELINE_STATES)
+    saved = [((row["id"], row["name"], row["variant"]), row["state"], row["seen_until"]) for row in rows]
+    return msgspec.convert(saved, list[SavedBaseline])
+
+
+UPSERT_BASELINES = """
+INSERT INTO baselines AS b (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::numeric[], $6::timestamptz[],
+                     $7::jsonb[], $8::timestamptz[])
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.initial_capital,
+    started_at = excluded.started_at, state = excluded.state, seen_until = excluded.seen_until
+"""
+
+
+async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline]) -> None:
+    """Save the states of baselines."""
+    rows = []
+    for baseline, state, seen_until in baselines:
+        run = state.account.run
+        began = run.id, run.initial_capital, run.started_at
+        rows.append((*baseline[:3], *began, msgspec.to_builtins(state), seen_until))
+    await conn.execute(UPSERT_BASELINES, *columns_of(rows, 8))
+
+
+UPDATE_BASELINES_SEEN = "UPDATE baselines SET seen_until = $1 WHERE seen_until <> $1"
+
+
+async def update_baselines_seen(conn: Connection, until: datetime) -> None:
+    """Record that every baseline includes every tick until a time."""
+    await conn.execute(UPDATE_BASELINES_SEEN, until)
 
 
 # --- for the audit of equity ------------------------------------------------------------------------------------------

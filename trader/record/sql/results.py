@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 
 from trader.database.pool import SCAN_TIMEOUT_S, Connection, columns_of
-from trader.record.domain.results import Span
+from trader.record.domain.results import STATE_TABLES, Span
 from trader.record.sql.chain import (
     ENTRANT_COLUMNS,
     HALT_COLUMNS,
@@ -43,8 +43,7 @@ SELECT_HAS_BEGUN = "SELECT EXISTS (SELECT FROM chain_links WHERE kind = 'begin')
 
 async def select_has_begun(conn: Connection) -> bool:
     """Return whether the chain has results."""
-    has_begun: bool = await conn.fetchval(SELECT_HAS_BEGUN)
-    return has_begun
+    return bool(await conn.fetchval(SELECT_HAS_BEGUN))
 
 
 class PendingSpan(NamedTuple):
@@ -93,8 +92,7 @@ WHERE a.sequence > coalesce(m.sequence, 0)
 
 async def select_pending_count(conn: Connection) -> int:
     """Return how many accounts have a ledger that has grown since it was recorded."""
-    count: int = await conn.fetchval(SELECT_PENDING_COUNT)
-    return count
+    return int(await conn.fetchval(SELECT_PENDING_COUNT))
 
 
 UPSERT_MARKS = """
@@ -110,14 +108,15 @@ async def upsert_marks(conn: Connection, marks: Sequence[ChainMark]) -> None:
     await conn.execute(UPSERT_MARKS, *columns_of(marks, 4))
 
 
+RUN_COLUMNS: Final = "account_id, number, id, initial_capital, quote_currency, started_at, ended_at"
+
 # The runs that an account has begun since then, and the ended one before them.
-SELECT_NEW_RUNS = """
-SELECT r.account_id, r.number, r.id, r.initial_capital, r.quote_currency, r.started_at, r.ended_at
-FROM unnest($1::text[], $2::integer[]) AS s (account_id, run_after)
-JOIN runs r ON r.account_id = s.account_id
-    AND (r.number > s.run_after OR (r.number = s.run_after AND r.ended_at IS NOT NULL))
-ORDER BY r.account_id, r.number
-"""
+SELECT_NEW_RUNS = f"""
+SELECT {RUN_COLUMNS}
+FROM unnest($1::text[], $2::integer[]) AS s (of_account, run_after)
+JOIN runs ON account_id = of_account AND (number > run_after OR (number = run_after AND ended_at IS NOT NULL))
+ORDER BY account_id, number
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_new_runs(conn: Connection, spans: Sequence[PendingSpan]) -> list[asyncpg.Record]:
@@ -125,11 +124,10 @@ async def select_new_runs(conn: Connection, spans: Sequence[PendingSpan]) -> lis
     return await conn.fetch(SELECT_NEW_RUNS, [span.account_id for span in spans], [span.run_after for span in spans])
 
 
-SELECT_BASELINES_OF = """
-SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines
-WHERE id = ANY($1::text[])
-ORDER BY id
-"""
+BASELINE_COLUMNS: Final = "id, name, variant, run_id, initial_capital, started_at"
+SELECT_BASELINES_OF = f"""
+SELECT {BASELINE_COLUMNS} FROM baselines WHERE id = ANY($1::text[]) ORDER BY id
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_baselines_of(conn: Connection, ids: Sequence[str]) -> list[asyncpg.Record]:
@@ -281,43 +279,17 @@ async def select_removed(conn: Connection) -> dict[str, int]:
     return {row["account_id"]: row["position"] for row in rows}
 
 
-SELECT_MODEL_STATES = f"""
-SELECT {MODEL_COLUMNS} FROM models ORDER BY id
-"""  # noqa: S608 - a constant of this package
-
-SELECT_RUN_STATES = """
-SELECT account_id, number, id, initial_capital, quote_currency, started_at, ended_at FROM runs
-ORDER BY account_id, number
-"""
-
-SELECT_BASELINE_STATES = """
-SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines ORDER BY id
-"""
-
-SELECT_ENTRANT_STATES = f"""
-SELECT {ENTRANT_COLUMNS} FROM entrants ORDER BY model_id, number
-"""  # noqa: S608 - a constant of this package
-
-SELECT_HALT_STATES = f"""
-SELECT {HALT_COLUMNS} FROM halts ORDER BY id
-"""  # noqa: S608 - a constant of this package
-
-SELECT_COUNT_STATES = f"""
-SELECT {MISSED_COLUMNS} FROM invocation_counts ORDER BY model_id, run_number, entrant, season
-"""  # noqa: S608 - a constant of this package
-
-SELECT_SEASON_STATES = f"""
-SELECT {SEASON_COLUMNS} FROM season_records ORDER BY season, number
-"""  # noqa: S608 - a constant of this package
-
 STATES: Final[Mapping[str, str]] = {
-    "models": SELECT_MODEL_STATES,
-    "runs": SELECT_RUN_STATES,
-    "baselines": SELECT_BASELINE_STATES,
-    "entrants": SELECT_ENTRANT_STATES,
-    "halts": SELECT_HALT_STATES,
-    "invocation_counts": SELECT_COUNT_STATES,
-    "season_records": SELECT_SEASON_STATES,
+    table: f"SELECT {columns} FROM {table} ORDER BY {', '.join(STATE_TABLES[table])}"  # noqa: S608 - constants of this package
+    for table, columns in (
+        ("models", MODEL_COLUMNS),
+        ("runs", RUN_COLUMNS),
+        ("baselines", BASELINE_COLUMNS),
+        ("entrants", ENTRANT_COLUMNS),
+        ("halts", HALT_COLUMNS),
+        ("invocation_counts", MISSED_COLUMNS),
+        ("season_records", SEASON_COLUMNS),
+    )
 }
 
 
