@@ -61,6 +61,12 @@ class AttemptTotals:
         self.waited_s = 0.0
         self.raw = ""
 
+    def add(self, error: ProviderError) -> None:
+        """Add what a failed attempt may have cost, and keep its answer."""
+        self.unmetered += error.unmetered_attempts
+        self.unreported = sum_of(self.unreported, error.unreported)
+        self.raw = error.raw
+
 
 def sum_of(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
     return first[0] + second[0], first[1] + second[1]

@@ -320,21 +320,24 @@ def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def parts_once(parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Any]) -> list[Body]:
-    """Return the parts of an answer without the calls that repeat id, name and arguments: a gateway sent them twice.
+def parts_once(
+    parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Body | None]
+) -> tuple[list[Body], list[Body]]:
+    """Return the parts of an answer, and their calls, without those that a gateway sent twice: id and all.
 
     `call_in` returns the call of a part, whose fields have these names, and None for another part.
     """
     seen: set[Any] = set()
-    once = []
+    once, calls = [], []
     for place, part in enumerate(parts):
         call = call_in(part)
-        call_id, name, arguments = map(call.get, names) if isinstance(call, dict) else (None, None, None)
+        call_id, name, arguments = (None, None, None) if call is None else map(call.get, names)
         key = (call_id, str(name), _argument_key(arguments)) if isinstance(call_id, str) and call_id else place
         if key not in seen:
             once.append(part)
+            calls += [] if call is None else [call_of(call_id, name, arguments)]
         seen.add(key)
-    return once
+    return once, calls
 
 
 def _argument_key(arguments: Any) -> bytes:
@@ -384,15 +387,15 @@ def split_by_role(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, list[C
         yield group[0]["role"], group
 
 
-def native_parts(message: ChatMessage, is_call: Callable[[Body], bool]) -> Iterator[tuple[Body, Body | None]]:
-    """Yield the provider's own parts of an assistant message, those with a call (`is_call`) with the completion's.
+def native_parts(message: ChatMessage, call_in: Callable[[Body], Body | None]) -> Iterator[tuple[Body, Body | None]]:
+    """Yield the provider's own parts of an assistant message, those with a call (`call_in`) with the completion's.
 
     The completion's calls have valid names and arguments and unique ids. Calls beyond the limit of an answer, which are
     not executed, are omitted.
     """
     calls = iter(message.get("tool_calls", ()))
     for part in message[NATIVE]:
-        if not is_call(part):
+        if call_in(part) is None:
             yield part, None
         elif (call := next(calls, None)) is not None:
             yield part, call

@@ -87,7 +87,7 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     requested = message.tool_calls or []
     if requested and NATIVE not in sent:
         names = "id", "name", "arguments"
-        once = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
+        once, _ = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
         sent, requested = {**sent, "tool_calls": once}, msgspec.convert(once, list[_Call])
     ids: set[str] = set()
     calls = tuple(
