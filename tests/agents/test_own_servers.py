@@ -281,7 +281,9 @@ async def test_a_model_slower_than_its_cadence_has_a_warning_with_one_that_fits(
     learned, (model,) = Learned(), floor.models.by_id.values()
     for seconds, words in ((60, None), (95, 'every = "2m" would fit')):
         learned.took = timedelta(seconds=seconds)
-        warning = model_warnings([model], floor.providers, floor.agents.budgets, {"ada": learned}, {}).get("ada")
+        warning = model_warnings([model], floor.providers, floor.agents.budgets, {"ada": learned}, {}).by_model.get(
+            "ada"
+        )
         assert (warning is None) if words is None else words in (warning or "")
 
 

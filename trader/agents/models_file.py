@@ -55,6 +55,13 @@ AI_FIELDS = (
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
 
+SET_ELSEWHERE: Final = {
+    "owner_budget_usd_per_day": "set it as budget_usd_per_day of the owner in [[owners]]",
+    "declared": "only an external agent declares itself, with agent.declare",
+    "provider_definition": "define the provider in [[providers]], and name it as `provider`",
+}
+"""Fields of a configuration that a model's table does not set."""
+
 PROMPT_CHARACTERS_MAX = 40_000
 PROMPT_SUFFIXES: Final = (".md", ".txt")
 
@@ -213,21 +220,18 @@ def _entry(values: Mapping[str, Any], whole: File) -> ModelEntry:
     """Return the entry of a valid table, with its price in USD and its owner's budget."""
     request = values.get("request", {})
     entry = msgspec.convert({**values, "request": _decoded(request)}, ModelEntry)
-    if entry.price is not None:
-        entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
-    owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
+    budgets = {owner.name: owner.budget_usd_per_day for owner in whole.owners}
     definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
-    if entry.temperature is None and entry.provider not in CODE_PROVIDERS:
-        entry = replace(entry, temperature=whole.temperature)
-    if (
-        entry.price is None
-        and definition is not None
-        and definition.key_variable is None
-        and is_private(definition.host)
-    ):
-        entry = replace(entry, price=TokenPrice(input=0, output=0))  # your own server
-    budget = None if owner is None else owner.budget_usd_per_day
-    return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
+    price, temperature = entry.price, entry.temperature
+    if price is not None:
+        price = price.in_usd({"USD": 1.0, **whole.rates}[price.currency])
+    elif definition is not None and definition.key_variable is None and is_private(definition.host):
+        price = TokenPrice(input=0, output=0)  # your own server
+    if temperature is None and entry.provider not in CODE_PROVIDERS:
+        temperature = whole.temperature
+    budget = None if entry.owner is None else budgets.get(entry.owner)
+    own = {"price": price, "temperature": temperature, "owner_budget_usd_per_day": budget}
+    return replace(entry, **own, provider_definition=definition)
 
 
 def _with_rules_name(values: Any) -> Any:
@@ -333,12 +337,7 @@ def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]
     owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
     if isinstance(owner, str) and owner not in owners:
         yield Issue(("owner",), f"unknown owner {owner!r}; [[owners]] defines {', '.join(owners) or 'none'}")
-    if "owner_budget_usd_per_day" in values:
-        yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
-    if "declared" in values:
-        yield Issue(("declared",), "only an external agent declares itself, with agent.declare")
-    if "provider_definition" in values:
-        yield Issue(("provider_definition",), "define the provider in [[providers]], and name it as `provider`")
+    yield from (Issue((name,), how) for name, how in SET_ELSEWHERE.items() if name in values)
     price = values.get("price")
     currency = price.get("currency", "USD") if isinstance(price, Mapping) else "USD"
     if currency != "USD" and currency not in whole.rates:

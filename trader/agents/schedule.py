@@ -20,7 +20,6 @@ from trader.agents.model_warnings import (
     Warnings,
     model_warnings,
     spent_budget,
-    warning_about,
 )
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker
@@ -118,7 +117,9 @@ class InvocationScheduler:
             self._failures.load(await select_failing(conn, INTERRUPTED))
         await self._reload_models()
         if self._settings.demo and not self._models.by_id:
-            await self._create_rule_models(now)
+            async with self._database.transaction() as conn:
+                for variant in VariantId:
+                    await upsert_model(conn, rule_model(variant, now))
             await self._reload_models()
         for model in self._models.by_id.values():
             await self._exchange.open_account(model.id)
@@ -158,11 +159,6 @@ class InvocationScheduler:
                     len(calls),
                 )
 
-    async def _create_rule_models(self, now: datetime) -> None:
-        async with self._database.transaction() as conn:
-            for variant in VariantId:
-                await upsert_model(conn, rule_model(variant, now))
-
     async def _reload_models(self) -> None:
         await self._models.reload()
         self._providers.learn(self._models.by_id.values())
@@ -181,8 +177,7 @@ class InvocationScheduler:
         """Return why models do not run, or not as configured."""
         models = self._models.by_id.values()
         self._providers.learn(models)
-        by_model = model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
-        return Warnings(warning_about(models, self._providers, by_model, self.in_cooldown()), by_model)
+        return model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
 
     def failing(self) -> Mapping[str, Failing]:
         """Return the active models that failed at least three times in a row."""
