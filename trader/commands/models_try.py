@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,12 +24,12 @@ from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.models_file import add_keys_argument, read_models, request_fields, variant_argument
 from trader.agents.observer import Observer
-from trader.agents.payloads import PayloadPacker, unpacked
+from trader.agents.payloads import PayloadPacker
 from trader.agents.providers.client import ProviderClient
 from trader.agents.providers.providers import answer_tokens_max, make_providers
 from trader.agents.providers.taapi import make_supplier
+from trader.agents.record import InvocationRecord
 from trader.agents.recorder import InvocationRecorder, RecorderServices
-from trader.agents.sql.invocations import select_payloads, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models, upsert_model
 from trader.agents.variants import VARIANTS, limits_of, temperature_of
 from trader.agents.workflow import Workflow
@@ -38,7 +38,7 @@ from trader.commands.database import add_database_options, find_database
 from trader.composition.external import make_source, settle_seed
 from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, SystemClock
-from trader.core.errors import ProviderError, SettingsError
+from trader.core.errors import ProviderError, SettingsError, StartError
 from trader.core.events import EventBus
 from trader.core.logs import configure_logs
 from trader.core.money import format_decimal
@@ -86,7 +86,7 @@ def try_model(options: argparse.Namespace) -> int:
     The command reads keys and the market source as the service does; --demo uses the synthetic market. The model sees a
     new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the paper exchange,
     regardless of TRADING_MODE: its orders fill on the current books, in a temporary database that is deleted
-    afterwards, so the model gets realistic results.
+    afterwards, so the model gets realistic results. A synthetic market is that of the running service, if there is one.
     """
     configure_logs("warning", "console")
     model = asyncio.run(_stored(options)) if options.name and options.file is None else _chosen(options)
@@ -95,7 +95,7 @@ def try_model(options: argparse.Namespace) -> int:
         require_provider(settings)
     with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
         Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
-        return asyncio.run(_try(settings, model, Path(folder)))
+        return asyncio.run(_try(settings, model, Path(folder), options))
 
 
 @command(
@@ -189,7 +189,7 @@ def _chosen(options: argparse.Namespace) -> Model:
     )  # fmt: skip
 
 
-async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
+async def _try(settings: Settings, chosen: Model, folder: Path, options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         source = make_source(settings)
         await source.open()
@@ -198,6 +198,10 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         database = await Database.connect(await server.ensure_database("try"), size=2)
         stack.push_async_callback(database.close)
         await apply_schema(database)
+        with suppress(StartError):  # there is no such service, so its market is a new one
+            async with find_database(options) as target:
+                if target.is_served:
+                    await settle_seed(source, target.database, is_written=False)
         await settle_seed(source, database, is_written=True)
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
@@ -228,7 +232,7 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         async with clock.busy():
             environment = ServiceEnvironment(record, exchange, observer, clock, limits_of(model, limits.attempt_s))
             await Workflow(record, providers, environment, events, limits).execute()
-        await _print(database, record.invocation)
+        _print(record)
         return 0 if record.invocation.status == "completed" else 1
 
 
@@ -244,26 +248,23 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
     show(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
 
 
-async def _print(database: Database, invocation: Invocation) -> None:
+def _print(record: InvocationRecord) -> None:
     """Print the recorded messages, calls, steps and response of an invocation."""
-    async with database.connection() as conn:
-        payloads = await select_payloads(conn, [invocation])
-        steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
-        calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
-    for message in [message for content in payloads.values() for message in unpacked(content).messages]:
+    invocation, payload = record.invocation, record.payload
+    for message in [] if payload is None else orjson.loads(bytes(payload.messages)):
         show(f"\n=== {message['role']}\n{message.get('content') or ''}")
-    for call in calls:
+    for call in record.calls:
         show(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
         show(f"    {call.metadata['raw']['arguments']}")
         for result in call.metadata["results"]:
             show(f"    {orjson.dumps(result).decode()}")
     show(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
-    for step in steps:
+    for step in record.steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
         cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
         tokens = " + ".join("?" if count is None else str(count) for count in (step.input_tokens, step.output_tokens))
         show(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
-    show(_total(invocation, steps))
+    show(_total(invocation, record.steps))
     if invocation.response:
         show(f"\n{invocation.response}")
 
