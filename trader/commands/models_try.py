@@ -26,7 +26,7 @@ from trader.agents.models_file import add_keys_argument, read_models, request_fi
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker
 from trader.agents.providers.client import ProviderClient
-from trader.agents.providers.providers import answer_tokens_max, make_providers
+from trader.agents.providers.providers import make_providers, own_answer_limit
 from trader.agents.providers.taapi import make_supplier
 from trader.agents.record import InvocationRecord
 from trader.agents.recorder import InvocationRecorder, RecorderServices
@@ -122,7 +122,7 @@ async def _check(settings: Settings, model: Model) -> int:
     messages = opening_messages(own.prompt or variant.prompt, variant.limits, view, variant.agent().entries(view))
     turn = Turn(
         model=asked, temperature=temperature_of(model), number=1, view=view, messages=messages,
-        answer_tokens_max=answer_tokens_max(model, settings.answer_tokens_max),
+        answer_tokens_max=own_answer_limit(model) or settings.answer_tokens_max,
     )  # fmt: skip
     providers = make_providers(settings)
     providers.learn([model])

@@ -23,6 +23,7 @@ from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import RESERVED_REQUEST_FIELDS, Model, ProviderDefinition
 from trader.agents.domain.view import Shown
 from trader.agents.providers.attempts import (
+    ANSWER_BYTES_MAX,
     AttemptTotals,
     FieldRefused,
     KeyUnusable,
@@ -235,7 +236,7 @@ class ProviderClient:
         for url in (f"{self._base_url}/models", *(self._host + path for path in CONTEXT_PATHS)):
             with suppress(TimeoutError, aiohttp.ClientError, OSError, ProviderError):
                 async with asyncio.timeout(CONTEXT_WAIT_S), get(url, headers=headers) as response:
-                    content = await read_bounded(response, self.name)
+                    content = await read_bounded(response, ANSWER_BYTES_MAX)
                 if response.status == 200 and (found := context_in(content, name)) is not None:
                     return found
         return None
@@ -375,7 +376,11 @@ class ProviderClient:
                 asyncio.timeout(limit_s),
                 self._client().post(url, data=attempt.body, headers=headers, allow_redirects=False) as response,
             ):
-                content = await apply(self._keys.scrub, await read_bounded(response, self.name))
+                content = await read_bounded(response, ANSWER_BYTES_MAX)
+                if len(content) > ANSWER_BYTES_MAX:
+                    too_long = f"{self.name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
+                    raise ProviderError(too_long, unmetered_attempts=1, unreported=most)
+                content = await apply(self._keys.scrub, content)
         except TimeoutError:
             self.usage.attempts["timed_out"] += 1
             late = f"{self.name} did not answer within {limit_s:g} s at {self._place}"
@@ -390,9 +395,6 @@ class ProviderClient:
             )
             failure.unreported = most if was_sent else (0, 0)
             raise failure from None
-        except ProviderError as error:  # the answer was too long
-            error.unreported = most
-            raise
         try:
             if response.status == 200:
                 return await self._decode(attempt, response, content)

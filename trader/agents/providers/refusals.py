@@ -5,7 +5,7 @@ gets the narrowest scope: the request, or the key for this model only.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import orjson
@@ -101,10 +101,11 @@ def subject_of(status: int, content: bytes) -> About:
     error = _decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
-    if status in {401, 403} and _is_not_about_key(error):
+    has_begun = isinstance(error, dict) and error.get("choices")  # the model answered before the refusal
+    if status in {401, 403} and (has_begun or not NOT_ABOUT_KEY.isdisjoint(_metadata(error))):
         return "request"
     if status == 402:
-        return "size" if SIZE_WORDS.search(said) or _is_from_upstream(error) else "credit"
+        return "size" if SIZE_WORDS.search(said) or _metadata(error).get("provider_name") else "credit"
     if status in {400, 403, 429} and (codes & CREDIT_CODES or CREDIT_WORDS.search(said)):
         return "credit"
     if status == 401 or (status in {400, 403} and (codes & KEY_CODES or KEY_WORDS.search(said))):
@@ -192,20 +193,13 @@ def _mentions(said: str) -> Callable[[str], bool]:
     return is_refused
 
 
-def _is_not_about_key(error: Any) -> bool:
-    """Return whether moderation, the upstream provider or a model that had started refused the request."""
+def _metadata(error: Any) -> Mapping[str, Any]:
+    """Return what a gateway adds to an error; empty if it adds nothing."""
     try:
-        return bool(error.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(error["error"]["metadata"])
-    except (AttributeError, KeyError, TypeError):
-        return False
-
-
-def _is_from_upstream(error: Any) -> bool:
-    """Return whether the gateway reports that its upstream provider refused."""
-    try:
-        return bool(error["error"]["metadata"]["provider_name"])
+        metadata = error["error"]["metadata"]
     except (KeyError, TypeError):
-        return False
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _decoded(content: bytes) -> Any:

@@ -115,8 +115,8 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         key_number=key_number,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        cached_tokens=_cached(usage),
-        cache_write_tokens=_cache_writes(usage),
+        cached_tokens=_first_count(usage, CACHE_READS),
+        cache_write_tokens=_first_count(usage, CACHE_WRITES),
         cache_write_1h_tokens=count_in(usage, "cache_write_1h_tokens"),
         cost_usd=cost,
         tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(estimated),
@@ -166,18 +166,13 @@ def _message(sent: ChatMessage, calls: Sequence[ToolRequest]) -> ChatMessage:
                 "id": call.id,
                 "function": {
                     **original["function"],
-                    "name": _valid_name(call.name),
+                    "name": _NO_NAME.sub("_", call.name)[:NAME_MAX] or "_",
                     "arguments": _valid_json(call.arguments),
                 },
             }
             for original, call in zip(sent["tool_calls"], calls, strict=False)
         ]
     return message
-
-
-def _valid_name(name: str) -> str:
-    """Return the name with only the characters that the protocol allows; the provider would refuse others."""
-    return _NO_NAME.sub("_", name)[:NAME_MAX] or "_"
 
 
 def _valid_json(arguments: str) -> str:
@@ -234,16 +229,13 @@ def estimated_count(size: int) -> int:
     return size // 3
 
 
-def _cached(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens read from the provider's cache, as OpenAI, DeepSeek or Kimi name them."""
-    paths = ("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)
+CACHE_READS: Final = ("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)
+CACHE_WRITES: Final = ("prompt_tokens_details", "cache_write_tokens"), ("cache_write_tokens",)
+"""Where OpenAI, OpenRouter, DeepSeek and Kimi state the input tokens read from their caches, and written to them."""
+
+
+def _first_count(usage: Mapping[str, Any], paths: Sequence[Sequence[str]]) -> int | None:
     return next((count for path in paths if (count := count_in(usage, *path)) is not None), None)
-
-
-def _cache_writes(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens written to the provider's cache, which OpenRouter reports among the details."""
-    detail = count_in(usage, "prompt_tokens_details", "cache_write_tokens")
-    return count_in(usage, "cache_write_tokens") if detail is None else detail
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
