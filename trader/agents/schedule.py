@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 from trader.agents.budgets import Budgets
 from trader.agents.conversation import InvocationLimits, Learned
@@ -215,9 +215,10 @@ class InvocationScheduler:
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
-        late = [model for model in active if model.id in self._running or model.id in waiting]
-        self._count_skipped("running", [model.id for model in late if model.id in self._running], now)
-        self._count_skipped("waiting", [model.id for model in late if model.id in waiting], now)
+        for state, busy in (("running", self._running), ("waiting", waiting)):
+            if late := [model.id for model in active if model.id in busy]:
+                self.skipped[state] += len(late)
+                _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(late))
         if due:
             batch = Batch(tuple(model.id for model in due))
             for model in due:
@@ -236,11 +237,6 @@ class InvocationScheduler:
     def _left_out(self, model: Model) -> Collection[str]:
         provider = self._providers.get(model.provider)
         return () if provider is None else provider.left_out(model)
-
-    def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
-        if model_ids:
-            self.skipped[state] += len(model_ids)
-            _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(model_ids))
 
     def _fill_slots(self, name: SlotName) -> None:
         """Start queued invocations while there are free slots of this name.

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import orjson
 
-from trader.agents.domain.conversation import Turn
+from trader.agents.domain.conversation import Turn, value_in
 from trader.agents.providers.keys import Key
 from trader.agents.providers.replies import estimated_count
 from trader.core.errors import ProviderError
@@ -153,16 +153,15 @@ def _decoded(content: bytes) -> Any:
     except orjson.JSONDecodeError:
         return None
     answer = answer[0] if isinstance(answer, list) and answer else answer  # as Gemini's streams send it
-    return answer.get("error") if isinstance(answer, dict) else None
+    return value_in(answer, "error")
 
 
 def _retry_delays(error: Any) -> list[str]:
-    details = error.get("details") if isinstance(error, dict) else None
-    found = [each.get("retryDelay") for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+    details = value_in(error, "details")
+    found = [value_in(each, "retryDelay") for each in details] if isinstance(details, list) else []
     return [each for each in found if isinstance(each, str)]
 
 
 def _repeated_headers(error: Any) -> dict[str, str]:
-    metadata = error.get("metadata") if isinstance(error, dict) else None
-    headers = metadata.get("headers") if isinstance(metadata, dict) else None
+    headers = value_in(error, "metadata", "headers")
     return headers if isinstance(headers, dict) else {}

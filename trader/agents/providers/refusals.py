@@ -5,12 +5,12 @@ gets the narrowest scope: the request, or the key for this model only.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Literal
 
 import orjson
 
-from trader.agents.domain.conversation import storable
+from trader.agents.domain.conversation import storable, value_in
 
 About = Literal["key", "credit", "size", "rate", "model", "request"]
 """The subject of a refusal: the key, its account's credit, this request's possible cost, the request rate, the model,
@@ -101,11 +101,12 @@ def subject_of(status: int, content: bytes) -> About:
     error = _decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
-    has_begun = isinstance(error, dict) and error.get("choices")  # the model answered before the refusal
-    if status in {401, 403} and (has_begun or not NOT_ABOUT_KEY.isdisjoint(_metadata(error))):
+    added = value_in(error, "error", "metadata")
+    has_begun = value_in(error, "choices")  # the model answered before the refusal
+    if status in {401, 403} and (has_begun or (isinstance(added, dict) and NOT_ABOUT_KEY & added.keys())):
         return "request"
     if status == 402:
-        return "size" if SIZE_WORDS.search(said) or _metadata(error).get("provider_name") else "credit"
+        return "size" if SIZE_WORDS.search(said) or value_in(added, "provider_name") else "credit"
     if status in {400, 403, 429} and (codes & CREDIT_CODES or CREDIT_WORDS.search(said)):
         return "credit"
     if status == 401 or (status in {400, 403} and (codes & KEY_CODES or KEY_WORDS.search(said))):
@@ -191,15 +192,6 @@ def _mentions(said: str) -> Callable[[str], bool]:
         )
 
     return is_refused
-
-
-def _metadata(error: Any) -> Mapping[str, Any]:
-    """Return what a gateway adds to an error; empty if it adds nothing."""
-    try:
-        metadata = error["error"]["metadata"]
-    except (KeyError, TypeError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _decoded(content: bytes) -> Any:

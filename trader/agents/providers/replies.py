@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable, value_in
 from trader.agents.providers.protocols import NATIVE, parts_once
 
 CALLS_MAX = 16
@@ -186,9 +186,8 @@ def _valid_json(arguments: str) -> str:
 
 def count_in(usage: Any, *path: str) -> int | None:
     """Return the count at the path within a usage, as its provider sent it; None for anything but a whole number."""
-    for name in path:
-        usage = usage.get(name) if isinstance(usage, dict) else None
-    return usage if isinstance(usage, int) and not isinstance(usage, bool) and 0 <= usage < 10**12 else None
+    count = value_in(usage, *path)
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**12 else None
 
 
 CONTEXT_NAMES: Final = ("n_ctx", "max_model_len", "loaded_context_length", "context_length", "max_context_length")
@@ -243,10 +242,10 @@ def _cost(usage: Mapping[str, Any]) -> Decimal | None:
 
     With your own key for the provider behind a gateway, `cost` is only the gateway's fee.
     """
-    cost, details = _amount(usage.get("cost")), usage.get("cost_details")
+    cost = _amount(usage.get("cost"))
     if usage.get("is_byok") is not True:
         return cost
-    upstream = _amount(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
+    upstream = _amount(value_in(usage, "cost_details", "upstream_inference_cost"))
     return None if upstream is None else upstream + (cost or 0)
 
 
