@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -188,17 +189,6 @@ def variant_argument(text: str) -> VariantId:
     raise argparse.ArgumentTypeError(f"unknown variant {text!r}; expected one of {', '.join(VariantId)}")
 
 
-def request_fields(request: Any) -> Mapping[str, Any]:
-    """Return the fields that a model adds to its requests, given as a table or as JSON text.
-
-    :raises SettingsError: with every mistake in them
-    """
-    if issues := list(_request_issues(request)):
-        raise SettingsError([f"{name_of(path)}: {message}" for path, message in issues])
-    fields: Mapping[str, Any] = _decoded(request)
-    return fields
-
-
 def day_cost_of(entry: ModelEntry) -> str | None:
     """Describe the daily cost of an AI model that decides in every cycle; None for any other model."""
     if entry.provider in CODE_PROVIDERS or entry.every is not None or not entry.active:
@@ -254,16 +244,12 @@ def _decoded(request: Any) -> Any:
 
 def _head_issues(document: Mapping[str, Any], addresses: Mapping[str, str]) -> Iterator[Issue]:
     """Yield the errors in a file outside its models."""
-    owners = document.get("owners", [])
-    for index, values in enumerate(owners):
-        for path, message in struct_issues(Owner, values):
-            yield Issue(("owners", index, *path), message)
-    yield from repeated("owners", "name", owners)
-    providers = document.get("providers", [])
-    for index, values in enumerate(providers):
-        for path, message in provider_issues(values, addresses):
-            yield Issue(("providers", index, *path), message)
-    yield from repeated("providers", "name", providers)
+    checks = {"owners": partial(struct_issues, Owner), "providers": partial(provider_issues, addresses=addresses)}
+    for table, check in checks.items():
+        for index, values in enumerate(rows := document.get(table, [])):
+            for path, message in check(values):
+                yield Issue((table, index, *path), message)
+        yield from repeated(table, "name", rows)
     for currency, rate in document.get("rates", {}).items():
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
             yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")

@@ -18,11 +18,11 @@ from trader.agents.conversation import InvocationLimits
 from trader.agents.domain.as_written import with_calls_of_text
 from trader.agents.domain.conversation import Turn
 from trader.agents.domain.invocations import Invocation, Step
-from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.domain.models import Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
-from trader.agents.models_file import add_keys_argument, read_models, request_fields, variant_argument
+from trader.agents.models_file import add_keys_argument, entry_of, read_models, variant_argument
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker
 from trader.agents.providers.client import ProviderClient
@@ -42,6 +42,7 @@ from trader.core.errors import ProviderError, SettingsError, StartError
 from trader.core.events import EventBus
 from trader.core.logs import configure_logs
 from trader.core.money import format_decimal
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
@@ -51,8 +52,9 @@ from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.paper import PaperExchange
 from trader.market.feed import MarketFeed
+from trader.market.sources.source import SeededSource
 from trader.settings.providers import PROVIDERS
-from trader.settings.settings import Settings, require_provider
+from trader.settings.settings import Settings, read_database_url, require_provider
 
 QUOTES_WAIT_S: Final = 15.0
 
@@ -176,16 +178,14 @@ def _chosen(options: argparse.Namespace) -> Model:
         if entry is None:
             ids = allowed(entry.id for entry in entries)
             raise SettingsError([f"{options.file} has no model {wanted!r}; it has {ids}"])
-        provider, name, variant = entry.provider, entry.router_model, entry.variant
-        configuration = entry.configuration
     elif None in (options.provider, options.model, options.variant):
         raise SettingsError(["give --provider, --model and --variant, or a models file with --file"])
     else:
-        provider, name, variant = options.provider, options.model, options.variant
-        configuration = ModelConfiguration(request=request_fields(options.request or {}))
+        own = {"router_model": options.model, "request": options.request or {}}
+        entry = entry_of({"id": "try", "variant": options.variant, "provider": options.provider, **own})
     return Model(
-        id="try", name=name, variant=variant, provider=provider, router_model_name=name,
-        created_at=SystemClock().now(), configuration=configuration,
+        id="try", name=entry.router_model, variant=entry.variant, provider=entry.provider,
+        router_model_name=entry.router_model, created_at=SystemClock().now(), configuration=entry.configuration,
     )  # fmt: skip
 
 
@@ -198,10 +198,12 @@ async def _try(settings: Settings, chosen: Model, folder: Path, options: argpars
         database = await Database.connect(await server.ensure_database("try"), size=2)
         stack.push_async_callback(database.close)
         await apply_schema(database)
-        with suppress(StartError):  # there is no such service, so its market is a new one
-            async with find_database(options) as target:
-                if target.is_served:
-                    await settle_seed(source, target.database, is_written=False)
+        given = options.database_url or read_database_url(os.environ, options.env_file)
+        if isinstance(source, SeededSource) and source.seed is None and (given or EMBEDDED_FOLDER.exists()):
+            with suppress(StartError):  # there is no such service, so its market is a new one
+                async with find_database(options) as target:
+                    if target.is_served:
+                        await settle_seed(source, target.database, is_written=False)
         await settle_seed(source, database, is_written=True)
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
