@@ -24,8 +24,12 @@ from trader.agents.model_warnings import model_warnings
 from trader.agents.models_file import read_models
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.providers import make_providers
+from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError
+from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
+from trader.exchange.sql.accounts import insert_seed
+from trader.market.sources.synthetic import SyntheticSource
 from trader.settings.settings import Settings
 
 Refusal = Callable[[int, int], Any]
@@ -240,6 +244,42 @@ def test_a_check_says_what_a_server_does_with_the_row(tmp_path: Path, capsys: py
     assert "cannot be asked: own could not be reached" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_stored_model_is_checked_and_tried_on_the_market_of_the_service(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    file, lock = tmp_path / "models.toml", LeaderLock(dsn)
+
+    async def serve() -> None:
+        database = await Database.connect(dsn, size=1)
+        async with database.connection() as conn:
+            await insert_seed(conn, 7)
+        await database.close()
+        assert await lock.try_acquire()
+
+    with trading_provider() as provider, asyncio.Runner() as service:
+        file.write_text(
+            f'[[providers]]\nname = "own"\nbase_url = "{provider.url}"\ncontext_tokens = 32768\n'
+            '[[models]]\nid = "qwen"\nvariant = "Apex"\nprovider = "own"\nrouter_model = "qwen3"\n'
+        )
+        provider.always = [call(1, "holding", reason="ready")]
+        assert main(["models", "add", str(file)]) == 0
+        assert main(["models", "check", "qwen"]) == 0
+        assert "context: 32768, prompt: 5000 tokens" in capsys.readouterr().out
+        service.run(serve())
+        assert main(["models", "try", "qwen", "--demo"]) == 0
+        service.run(lock.release())
+    printed = capsys.readouterr().out
+    assert "=== call 1: holding → ok" in printed
+    assert "=== completed" in printed
+    now = SystemClock().now()
+    past = SyntheticSource(7, ("BTC",)).candles("BTC", "4h", now - timedelta(hours=12), now)
+    shown = data_of(provider.asked[-1]["messages"][1]["content"])["4h"]["close"]
+    assert shown[0] == pytest.approx(asyncio.run(past)[-1].close, rel=1e-5), "the market has the service's seed"
+
+
 @pytest.mark.parametrize(
     ("address", "private", "words"),
     [
@@ -281,7 +321,9 @@ async def test_a_model_slower_than_its_cadence_has_a_warning_with_one_that_fits(
     learned, (model,) = Learned(), floor.models.by_id.values()
     for seconds, words in ((60, None), (95, 'every = "2m" would fit')):
         learned.took = timedelta(seconds=seconds)
-        warning = model_warnings([model], floor.providers, floor.agents.budgets, {"ada": learned}, {}).get("ada")
+        warning = model_warnings([model], floor.providers, floor.agents.budgets, {"ada": learned}, {}).by_model.get(
+            "ada"
+        )
         assert (warning is None) if words is None else words in (warning or "")
 
 

@@ -84,7 +84,7 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
     assert code == 0, complained
     for part in (
         "=== system\n# Apex",
-        '=== user\n{"markets":{"BTC":{"tick":0.1,',
+        '=== user\n{"markets":[["symbol","tick","lot",',
         "=== call 1: createPosition → ok",
         '"status":"filled"',
         '"filledQuantity":"0.5"',

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from trader.agents.domain.invocations import Invocation
 from trader.agents.domain.models import CYCLE, Model, TokenPrice
 from trader.agents.domain.shares import Budget, Sharer, Shares, State
-from trader.agents.providers.providers import answer_tokens_max, highest_cost
+from trader.agents.providers.providers import highest_cost, own_answer_limit
 from trader.agents.sql.invocations import DayCost, select_costs_since
 from trader.core.clock import floor_time
 from trader.core.money import ZERO, format_decimal, from_number
@@ -359,7 +359,7 @@ class Budgets:
         known = self._token_costs.get(model.id)
         if known is None or known[0] is not model:
             price = model.configuration.price or ASSUMED_PRICE
-            answer = answer_tokens_max(model, self._answer_tokens_max)
+            answer = own_answer_limit(model) or self._answer_tokens_max
             mixed = highest_cost(model, price, PROMPT_TOKENS_MIN, answer) / (PROMPT_TOKENS_MIN + answer)
             known = self._token_costs[model.id] = model, max(mixed, highest_cost(model, price, 1, 0))
         compared = self._compared.get(model.id)

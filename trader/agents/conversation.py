@@ -54,12 +54,11 @@ class Learned:
     invocation took.
     """
 
-    def __init__(self) -> None:
-        self.context_tokens: int | None = None
-        self.learned_at_s = 0.0
-        self.tokens_by_estimate: float | None = None
-        self.is_cut = False
-        self.took = timedelta(0)
+    context_tokens: int | None = None
+    learned_at_s = 0.0
+    tokens_by_estimate: float | None = None
+    is_cut = False
+    took = timedelta(0)
 
 
 class InvocationLimits(NamedTuple):
@@ -102,7 +101,6 @@ class Conversation:
         now_s = asyncio.get_running_loop().time()
         if now_s > self._learned.learned_at_s + LEARNED_S:
             self._learned.context_tokens = None
-        self._tokens_by_estimate = self._learned.tokens_by_estimate or 1.0
         self._ends_at_s = now_s + limits.seconds
         self._waited_s = 0.0
         self._was_corrected = False
@@ -168,7 +166,8 @@ class Conversation:
             except ProviderError as error:
                 self._record.add_failure(error)
                 self.tokens_left -= sum(error.unreported)
-                if not isinstance(error, ProviderTimeout) or self.was_renewed or not self._can_ask(answer_tokens_max):
+                is_affordable = self.tokens_left >= self.expected_tokens() + answer_tokens_max
+                if not isinstance(error, ProviderTimeout) or self.was_renewed or not is_affordable:
                     raise
                 _log.info("%s: %s; asked once more with a new view", self._model.id, error)
             else:
@@ -182,11 +181,6 @@ class Conversation:
         """Return how many tokens the next answer may have."""
         most = self.tokens_left if self.context_tokens is None else min(self.tokens_left, self.context_tokens)
         return most - self.expected_tokens()
-
-    @property
-    def is_bound_by_context(self) -> bool:
-        """Whether the context ends before the invocation's tokens."""
-        return self.context_tokens is not None and self.context_tokens < self.tokens_left
 
     def _shorten(self, error: ContextExceeded, answer_tokens_max: int) -> int:
         """Learn the context from a refusal, and show less. Return the limit of the answer.
@@ -225,14 +219,10 @@ class Conversation:
         return self._expected(self._messages) if self._provider.is_remote else 0
 
     def _expected(self, messages: list[ChatMessage]) -> int:
-        return round(self._estimated_tokens(messages) * self._tokens_by_estimate)
+        return round(self._estimated_tokens(messages) * (self._learned.tokens_by_estimate or 1.0))
 
     def _estimated_tokens(self, messages: list[ChatMessage]) -> int:
         return estimated_tokens(messages, tuple(self.view.markets), self._model.configuration.tools_off)
-
-    def _can_ask(self, answer_tokens_max: int) -> bool:
-        """Return whether the invocation's tokens allow the same request again."""
-        return self.tokens_left >= self.expected_tokens() + answer_tokens_max
 
     async def renew_view(self) -> None:
         """Show the model the current markets and its current account."""
@@ -305,7 +295,7 @@ class Conversation:
             if is_round:
                 self._learn_context(counted)
             return
-        self._tokens_by_estimate = self._learned.tokens_by_estimate = counted / estimate
+        self._learned.tokens_by_estimate = counted / estimate
 
     async def _look(self) -> None:
         shown = await self._provider.shown(self._model)

@@ -51,14 +51,7 @@ class Entrants:
         async with self._database.transaction() as conn:
             last = await select_latest_entrant(conn, model.id)
             if last is None or last.configuration != configuration:
-                last = Entrant(
-                    model_id=model.id,
-                    number=FIRST if last is None else last.number + 1,
-                    fingerprint=fingerprint(configuration, None),
-                    configuration=configuration,
-                    answered_by=None,
-                    began_at=at,
-                )
+                last = _entrant(model, FIRST if last is None else last.number + 1, configuration, None, at)
                 await insert_entrant(conn, last)
         self._present[model.id] = last
         return last
@@ -116,10 +109,13 @@ def configuration_in(model: Model, settings: Settings, left_out: Collection[str]
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:
     """Return a model's first entrant, answered by the model of this name."""
-    configuration = configuration_in(model, settings)
+    return _entrant(model, FIRST, configuration_in(model, settings), answered_by, at)
+
+
+def _entrant(model: Model, number: int, configuration: str, answered_by: str | None, at: datetime) -> Entrant:
     return Entrant(
         model_id=model.id,
-        number=FIRST,
+        number=number,
         fingerprint=fingerprint(configuration, answered_by),
         configuration=configuration,
         answered_by=answered_by,

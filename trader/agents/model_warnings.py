@@ -1,6 +1,6 @@
 """Warnings about models: why they do not run, or do not run as configured."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -9,7 +9,7 @@ from trader.agents.conversation import CUT_PROMPT, Learned
 from trader.agents.domain.invocations import Failing, Invocation
 from trader.agents.domain.models import Model
 from trader.agents.domain.shares import Budget
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.providers import Provider, find_in_cooldown
 
 INTERRUPTED: Final = "interrupted"
 """The failure reason of an invocation canceled by the end of its process."""
@@ -58,72 +58,52 @@ def model_warnings(
     budgets: Budgets,
     learned: Mapping[str, Learned],
     failing: Mapping[str, Failing],
-) -> dict[str, str]:
-    """Return a warning for each active model that has a problem, by model id."""
-    warnings = {}
-    for model in models:
-        provider = providers.get(model.provider)
-        if not model.active or (provider is None and model.id not in failing):
-            continue
-        texts = []
-        if model.id in failing:
-            count, reason = failing[model.id]
-            texts.append(f"{model.id} failed {count} times in a row: {reason}")
-        if provider is not None and (fields := sorted(provider.left_out(model))):
-            texts.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-        if (known := learned.get(model.id)) is not None:
-            texts += [f"{model.id}: {CUT_PROMPT}"] if known.is_cut else []
-            texts += _slowness(model, known)
-        texts += filter(None, [budgets.price_warning(model)])
-        texts += _budget_warning(model, budgets)
-        if texts:
-            warnings[model.id] = "; ".join(texts)
-    return warnings
-
-
-def warning_about(
-    models: Iterable[Model],
-    providers: Mapping[str, Provider],
-    warnings: Mapping[str, str],
-    in_cooldown: Mapping[str, str],
-) -> str | None:
-    """Return the problems of the active models and their providers as one text; None if there are none."""
+) -> Warnings:
+    """Return what is wrong with the active models and their providers."""
     active = [model for model in models if model.active]
     if not active:
-        return "No model is active, so nothing trades. Add models with `trader models add FILE`."
+        return Warnings("No model is active, so nothing trades. Add models with `trader models add FILE`.", {})
+    by_model: dict[str, str] = {}
     texts = []
+    for model in active:
+        provider = providers.get(model.provider)
+        if provider is not None or model.id in failing:
+            problems = _problems(model, provider, budgets, learned.get(model.id), failing.get(model.id))
+            by_model |= {model.id: text} if (text := "; ".join(problems)) else {}
     if idle := [model for model in active if model.is_asked and model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
         texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-    texts += [f"{name}: {why}" for name, why in in_cooldown.items()]
-    return "; ".join([*texts, *warnings.values()]) or None
+    texts += [f"{name}: {why}" for name, why in find_in_cooldown(providers).items()]
+    return Warnings("; ".join([*texts, *by_model.values()]) or None, by_model)
 
 
-def _slowness(model: Model, learned: Learned) -> list[str]:
-    """Say that a model decides more slowly than it is asked, and at which cadence it would not."""
-    cadence, took = model.configuration.cadence, learned.took
-    if took <= cadence:
-        return []
-    minutes = -(-took // timedelta(minutes=1))
-    return [
-        f"{model.id} takes {took.total_seconds():.0f} s for a decision, longer than its cadence of "
-        f'{cadence.total_seconds():.0f} s, so it misses cycles; every = "{minutes}m" would fit'
-    ]
-
-
-def _budget_warning(model: Model, budgets: Budgets) -> list[str]:
+def _problems(
+    model: Model, provider: Provider | None, budgets: Budgets, learned: Learned | None, failing: Failing | None
+) -> Iterator[str]:
+    if failing is not None:
+        yield f"{model.id} failed {failing.in_a_row} times in a row: {failing.reason}"
+    if provider is not None and (fields := sorted(provider.left_out(model))):
+        yield f"{model.id} is asked without {', '.join(fields)}, which its provider refused"
+    if learned is not None and learned.is_cut:
+        yield f"{model.id}: {CUT_PROMPT}"
+    cadence = model.configuration.cadence
+    if learned is not None and learned.took > cadence:
+        minutes = -(-learned.took // timedelta(minutes=1))
+        yield (
+            f"{model.id} takes {learned.took.total_seconds():.0f} s for a decision, longer than its cadence of "
+            f'{cadence.total_seconds():.0f} s, so it misses cycles; every = "{minutes}m" would fit'
+        )
+    if (price_warning := budgets.price_warning(model)) is not None:
+        yield price_warning
     budget = budgets.of(model)
-    if budget is None:
-        return []
-    if budget.state != "open":
-        return [spent_budget(model, budget)]
-    if budget.is_estimated and model.configuration.price is None:
+    if budget is not None and budget.state != "open":
+        yield spent_budget(model, budget)
+    elif budget is not None and budget.is_estimated and model.configuration.price is None:
         price = f"{ASSUMED_PRICE.input:g} and {ASSUMED_PRICE.output:g} USD per million tokens of input and output"
-        return [
+        yield (
             f"{model.id} has a budget and no price, so what its provider does not report is estimated at {price}: "
             "give it a price in the models file"
-        ]
-    return []
+        )
 
 
 def spent_budget(model: Model, budget: Budget) -> str:

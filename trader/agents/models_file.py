@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -54,6 +55,13 @@ AI_FIELDS = (
     "temperature", "tools_off", "calls", "context_tokens",
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
+
+SET_ELSEWHERE: Final = {
+    "owner_budget_usd_per_day": "set it as budget_usd_per_day of the owner in [[owners]]",
+    "declared": "only an external agent declares itself, with agent.declare",
+    "provider_definition": "define the provider in [[providers]], and name it as `provider`",
+}
+"""Fields of a configuration that a model's table does not set."""
 
 PROMPT_CHARACTERS_MAX = 40_000
 PROMPT_SUFFIXES: Final = (".md", ".txt")
@@ -181,17 +189,6 @@ def variant_argument(text: str) -> VariantId:
     raise argparse.ArgumentTypeError(f"unknown variant {text!r}; expected one of {', '.join(VariantId)}")
 
 
-def request_fields(request: Any) -> Mapping[str, Any]:
-    """Return the fields that a model adds to its requests, given as a table or as JSON text.
-
-    :raises SettingsError: with every mistake in them
-    """
-    if issues := list(_request_issues(request)):
-        raise SettingsError([f"{name_of(path)}: {message}" for path, message in issues])
-    fields: Mapping[str, Any] = _decoded(request)
-    return fields
-
-
 def day_cost_of(entry: ModelEntry) -> str | None:
     """Describe the daily cost of an AI model that decides in every cycle; None for any other model."""
     if entry.provider in CODE_PROVIDERS or entry.every is not None or not entry.active:
@@ -213,21 +210,18 @@ def _entry(values: Mapping[str, Any], whole: File) -> ModelEntry:
     """Return the entry of a valid table, with its price in USD and its owner's budget."""
     request = values.get("request", {})
     entry = msgspec.convert({**values, "request": _decoded(request)}, ModelEntry)
-    if entry.price is not None:
-        entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
-    owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
+    budgets = {owner.name: owner.budget_usd_per_day for owner in whole.owners}
     definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
-    if entry.temperature is None and entry.provider not in CODE_PROVIDERS:
-        entry = replace(entry, temperature=whole.temperature)
-    if (
-        entry.price is None
-        and definition is not None
-        and definition.key_variable is None
-        and is_private(definition.host)
-    ):
-        entry = replace(entry, price=TokenPrice(input=0, output=0))  # your own server
-    budget = None if owner is None else owner.budget_usd_per_day
-    return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
+    price, temperature = entry.price, entry.temperature
+    if price is not None:
+        price = price.in_usd({"USD": 1.0, **whole.rates}[price.currency])
+    elif definition is not None and definition.key_variable is None and is_private(definition.host):
+        price = TokenPrice(input=0, output=0)  # your own server
+    if temperature is None and entry.provider not in CODE_PROVIDERS:
+        temperature = whole.temperature
+    budget = None if entry.owner is None else budgets.get(entry.owner)
+    own = {"price": price, "temperature": temperature, "owner_budget_usd_per_day": budget}
+    return replace(entry, **own, provider_definition=definition)
 
 
 def _with_rules_name(values: Any) -> Any:
@@ -250,16 +244,12 @@ def _decoded(request: Any) -> Any:
 
 def _head_issues(document: Mapping[str, Any], addresses: Mapping[str, str]) -> Iterator[Issue]:
     """Yield the errors in a file outside its models."""
-    owners = document.get("owners", [])
-    for index, values in enumerate(owners):
-        for path, message in struct_issues(Owner, values):
-            yield Issue(("owners", index, *path), message)
-    yield from repeated("owners", "name", owners)
-    providers = document.get("providers", [])
-    for index, values in enumerate(providers):
-        for path, message in provider_issues(values, addresses):
-            yield Issue(("providers", index, *path), message)
-    yield from repeated("providers", "name", providers)
+    checks = {"owners": partial(struct_issues, Owner), "providers": partial(provider_issues, addresses=addresses)}
+    for table, check in checks.items():
+        for index, values in enumerate(rows := document.get(table, [])):
+            for path, message in check(values):
+                yield Issue((table, index, *path), message)
+        yield from repeated(table, "name", rows)
     for currency, rate in document.get("rates", {}).items():
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
             yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
@@ -333,12 +323,7 @@ def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]
     owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
     if isinstance(owner, str) and owner not in owners:
         yield Issue(("owner",), f"unknown owner {owner!r}; [[owners]] defines {', '.join(owners) or 'none'}")
-    if "owner_budget_usd_per_day" in values:
-        yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
-    if "declared" in values:
-        yield Issue(("declared",), "only an external agent declares itself, with agent.declare")
-    if "provider_definition" in values:
-        yield Issue(("provider_definition",), "define the provider in [[providers]], and name it as `provider`")
+    yield from (Issue((name,), how) for name, how in SET_ELSEWHERE.items() if name in values)
     price = values.get("price")
     currency = price.get("currency", "USD") if isinstance(price, Mapping) else "USD"
     if currency != "USD" and currency not in whole.rates:

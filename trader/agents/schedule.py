@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 from trader.agents.budgets import Budgets
 from trader.agents.conversation import InvocationLimits, Learned
@@ -20,7 +20,6 @@ from trader.agents.model_warnings import (
     Warnings,
     model_warnings,
     spent_budget,
-    warning_about,
 )
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker
@@ -118,7 +117,9 @@ class InvocationScheduler:
             self._failures.load(await select_failing(conn, INTERRUPTED))
         await self._reload_models()
         if self._settings.demo and not self._models.by_id:
-            await self._create_rule_models(now)
+            async with self._database.transaction() as conn:
+                for variant in VariantId:
+                    await upsert_model(conn, rule_model(variant, now))
             await self._reload_models()
         for model in self._models.by_id.values():
             await self._exchange.open_account(model.id)
@@ -158,11 +159,6 @@ class InvocationScheduler:
                     len(calls),
                 )
 
-    async def _create_rule_models(self, now: datetime) -> None:
-        async with self._database.transaction() as conn:
-            for variant in VariantId:
-                await upsert_model(conn, rule_model(variant, now))
-
     async def _reload_models(self) -> None:
         await self._models.reload()
         self._providers.learn(self._models.by_id.values())
@@ -181,8 +177,7 @@ class InvocationScheduler:
         """Return why models do not run, or not as configured."""
         models = self._models.by_id.values()
         self._providers.learn(models)
-        by_model = model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
-        return Warnings(warning_about(models, self._providers, by_model, self.in_cooldown()), by_model)
+        return model_warnings(models, self._providers, self.budgets, self._learned, self.failing())
 
     def failing(self) -> Mapping[str, Failing]:
         """Return the active models that failed at least three times in a row."""
@@ -220,9 +215,10 @@ class InvocationScheduler:
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
-        late = [model for model in active if model.id in self._running or model.id in waiting]
-        self._count_skipped("running", [model.id for model in late if model.id in self._running], now)
-        self._count_skipped("waiting", [model.id for model in late if model.id in waiting], now)
+        for state, busy in (("running", self._running), ("waiting", waiting)):
+            if late := [model.id for model in active if model.id in busy]:
+                self.skipped[state] += len(late)
+                _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(late))
         if due:
             batch = Batch(tuple(model.id for model in due))
             for model in due:
@@ -241,11 +237,6 @@ class InvocationScheduler:
     def _left_out(self, model: Model) -> Collection[str]:
         provider = self._providers.get(model.provider)
         return () if provider is None else provider.left_out(model)
-
-    def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
-        if model_ids:
-            self.skipped[state] += len(model_ids)
-            _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(model_ids))
 
     def _fill_slots(self, name: SlotName) -> None:
         """Start queued invocations while there are free slots of this name.

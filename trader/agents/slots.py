@@ -51,7 +51,6 @@ class Slots:
         self._queues: dict[SlotName, deque[QueuedModel]] = {}
 
     def add(self, queued: QueuedModel) -> None:
-        """Add a model to the queue for its slots."""
         self._queues.setdefault(slot_name(queued.model), deque()).append(queued)
 
     def take(self, name: SlotName) -> QueuedModel | None:
@@ -67,11 +66,9 @@ class Slots:
         return self._size if definition is None or definition.slots is None else definition.slots
 
     def free(self, name: SlotName) -> None:
-        """Release a slot."""
         self._taken[name] -= 1
 
     def clear(self) -> None:
-        """Clear the queue."""
         self._queues.clear()
 
     def waiting(self) -> Mapping[str, datetime]:

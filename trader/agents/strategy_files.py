@@ -150,10 +150,10 @@ class LoadedStrategy(Strategy):
                 return work()
         except _DeadlinePassed as error:
             reason = f"{method} took longer than its deadline_s of {self.deadline_s:g} s"
-            raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from None
+            raise StrategyError(f"{_line_in(self.file, error) or self._place(method)}: {reason}") from None
         except (Exception, SystemExit) as error:  # the code of a user may raise anything
             reason = f"{method} raised {type(error).__name__}: {error}"
-            raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from error
+            raise StrategyError(f"{_line_in(self.file, error) or self._place(method)}: {reason}") from error
 
     def _checked(self, decision: Any) -> Decision:
         """Return the decision with its fields validated, decimals and numpy's scalars as plain numbers, and texts as a
@@ -188,9 +188,6 @@ class LoadedStrategy(Strategy):
         except (TypeError, ValueError):
             given = f"the value {made.value!r:.100} of {made.name!r}"
             raise StrategyError(f"{place}: series returned {given}; expected a number") from None
-
-    def _last_line(self, error: BaseException) -> str | None:
-        return _line_in(self.file, error)
 
     def _place(self, method: str) -> str:
         """Return the file and line that define a method."""
@@ -250,7 +247,8 @@ def _class_in(reference: str, folder: Path | None) -> tuple[Path, bytes, type[An
     except OSError as error:
         raise SettingsError([f"the strategy {file} cannot be read: {error.strerror}"]) from None
     module = _run_file(file, content)
-    classes = {key: value for key, value in vars(module).items() if _is_of(module, value)}
+    types = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    classes = {key: value for key, value in types.items() if value.__module__ == module.__name__}
     chosen = classes.get(class_name)
     if chosen is None:
         named = ", ".join(classes) or "none"
@@ -318,10 +316,6 @@ def _run_file(file: Path, content: bytes) -> ModuleType:
         place = _line_in(file, error) or str(file)
         raise SettingsError([f"{place}: raised {type(error).__name__}: {error}"]) from error
     return module
-
-
-def _is_of(module: ModuleType, value: Any) -> bool:
-    return isinstance(value, type) and value.__module__ == module.__name__
 
 
 def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Strategy:

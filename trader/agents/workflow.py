@@ -91,14 +91,16 @@ class Workflow:
             await self._calls.finish("completed", ended_by)
 
     async def _converse(self) -> EndedBy:
-        provider = self._provider()
+        provider = self._providers.get(self._model.provider)
+        if provider is None:
+            known = ", ".join(self._providers) or "none"
+            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured: {known}")
         await self._environment.open_account()
         conversation = self._conversation = Conversation(self._record, provider, self._environment, self._limits)
         await conversation.open()
         own = own_answer_limit(self._model)
-        fewest = min(
-            answer_tokens_min(self._model), own or sys.maxsize
-        )  # with fewer left, the model is not asked again
+        # With fewer left, the model is not asked again.
+        fewest = min(answer_tokens_min(self._model), own or sys.maxsize)
         answer_tokens = own or max(self._limits.answer_tokens, fewest)
         for number in range(1, 1 + (CALLS_MAX if self._model.is_external else STEPS_MAX)):
             tokens_for_answer = conversation.room()
@@ -111,23 +113,15 @@ class Workflow:
                         f"{conversation.expected_tokens()} and an answer"
                     )
             limit = min(answer_tokens, max(fewest, tokens_for_answer))
-            answer = await self._step(provider, number, limit)
+            answer = await conversation.ask(number, limit)
+            if self._model.calls_tools:
+                answer = with_calls_of_text(answer, number, is_json=self._model.configuration.calls_as_json)
+            self._calls.record_step(provider.name, answer)
             if conversation.tokens_left > 0 and conversation.correct(answer):
                 continue
             conversation.add(answer.message)
             if not answer.calls:
-                if answer.is_refusal and self._model.is_external:
-                    raise ProviderError(answer.text or "")
-                is_shortened, by_context = limit < answer_tokens, conversation.is_bound_by_context
-                is_last = is_shortened and (not by_context or self._calls.has_valid_call)
-                cause = "ANSWER_TOKENS_MAX" if own is None else "the limit of its request fields"
-                if is_shortened:
-                    cause = (
-                        f"what is left of {conversation.context_tokens} tokens of context" if by_context else "tokens"
-                    )
-                return _ended_without_calls(
-                    answer, f"{limit} tokens ({cause})", is_last=is_last or conversation.tokens_left <= 0
-                )
+                return self._ended_without_calls(answer, limit, answer_tokens, is_own=own is not None)
             if await self._execute_calls(answer):
                 return "holding"
             if conversation.tokens_left <= 0:
@@ -135,20 +129,6 @@ class Workflow:
             if self._calls.is_stale and not conversation.was_renewed and not self._model.is_external:
                 await conversation.renew_view()
         return "steps"
-
-    def _provider(self) -> Provider:
-        provider = self._providers.get(self._model.provider)
-        if provider is None:
-            known = ", ".join(self._providers) or "none"
-            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured: {known}")
-        return provider
-
-    async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
-        answer = await self._conversation.ask(number, answer_tokens_max)
-        if self._model.calls_tools:
-            answer = with_calls_of_text(answer, number, is_json=self._model.configuration.calls_as_json)
-        self._calls.record_step(provider.name, answer)
-        return answer
 
     async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
@@ -190,17 +170,27 @@ class Workflow:
                 raise NoUsableCall(f"calls of {count} answers failed for the same reason: {error}")
         return ended
 
+    def _ended_without_calls(self, answer: ModelAnswer, limit: int, answer_tokens: int, *, is_own: bool) -> EndedBy:
+        """Return the outcome of an invocation whose model called no tool.
 
-def _ended_without_calls(answer: ModelAnswer, limit: str, *, is_last: bool) -> EndedBy:
-    """Return the outcome of an invocation whose model called no tool. `is_last`: no tokens were left for another step.
+        Its answer was limited to `limit` of the `answer_tokens` that its request fields (`is_own`) or settings allow.
 
-    :raises ProviderError: the model refused to answer, or its answer was cut off before it decided anything
-    """
-    if (refusal := refusal_in(answer)) is not None:
-        raise ProviderError(f"the model refused to answer: {refusal}")
-    if answer.cut_by is None:
-        return "answer"
-    if answer.cut_by == "length" and is_last:
-        return "tokens"
-    cause = f"at its limit of {limit}" if answer.cut_by == "length" else "by a filter of the provider"
-    raise ProviderError(f"the answer was cut off {cause}, before any tool call")
+        :raises ProviderError: the model refused to answer, or its answer was cut off before it decided anything
+        """
+        if answer.is_refusal and self._model.is_external:
+            raise ProviderError(answer.text or "")
+        if (refusal := refusal_in(answer)) is not None:
+            raise ProviderError(f"the model refused to answer: {refusal}")
+        if answer.cut_by is None:
+            return "answer"
+        if answer.cut_by == "content_filter":
+            raise ProviderError("the answer was cut off by a filter of the provider, before any tool call")
+        tokens_left, context = self._conversation.tokens_left, self._conversation.context_tokens
+        by_context = context is not None and context < tokens_left
+        cause = "the limit of its request fields" if is_own else "ANSWER_TOKENS_MAX"
+        if limit < answer_tokens:
+            cause = f"what is left of {context} tokens of context" if by_context else "tokens"
+        is_last = limit < answer_tokens and (not by_context or self._calls.has_valid_call)
+        if is_last or tokens_left <= 0:
+            return "tokens"
+        raise ProviderError(f"the answer was cut off at its limit of {limit} tokens ({cause}), before any tool call")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from trader.agents.domain.models import CODE_PROVIDERS, Model
+from msgspec.structs import replace
+
+from trader.agents.domain.models import CODE_PROVIDERS, Model, rule_model
 from trader.agents.models_file import (
     ModelEntry,
     add_keys_argument,
@@ -116,7 +118,12 @@ def add(options: argparse.Namespace) -> int:
     """
     options.demo |= options.history is not None
     try:
-        work = partial(_seed, _entries(options), _history_settings(options))
+        entries, settings = _entries(options), None
+        if options.history is not None:
+            settings = Settings.load(os.environ, options.env_file, demo=True)
+            if (source := settings.market_source) != "synthetic":
+                raise SettingsError([f"--history needs the synthetic market; MARKET_SOURCE is {source}"])
+        work = partial(_seed, entries, settings)
         return print_result(
             run_to_end(run_in_database(work, options, changes=True, create=_create_database)), as_json=options.json
         )
@@ -150,7 +157,7 @@ def _entries(options: argparse.Namespace) -> list[ModelEntry]:
         raise SettingsError(problems)
     entries = read_models(options.file, options.env_file, options.send_keys_to) if options.file else []
     if options.variant:
-        entries.append(_entry_of_arguments(options))
+        entries.append(_entry_of(options))
     if options.models:
         entries += sample_models(options.models)
     ids = [entry.id for entry in entries]
@@ -159,21 +166,12 @@ def _entries(options: argparse.Namespace) -> list[ModelEntry]:
     return entries
 
 
-def _entry_of_arguments(options: argparse.Namespace) -> ModelEntry:
-    variant = options.variant.lower()
-    name = options.router_model
-    values = {
-        "id": options.id
-        or (f"{variant}-{options.provider}" if name is None else f"{name.rpartition('/')[2]}-{variant}"),
-        "name": options.name,
-        "variant": options.variant,
-        "provider": options.provider,
-        "router_model": name,
-        "initial_capital": options.capital,
-        "request": options.request or {},
-        "every": options.every,
-    }
-    return entry_of(values)
+def _entry_of(options: argparse.Namespace) -> ModelEntry:
+    variant, name = options.variant.lower(), options.router_model
+    default_id = f"{variant}-{options.provider}" if name is None else f"{name.rpartition('/')[2]}-{variant}"
+    given = {each: getattr(options, each) for each in ("name", "variant", "provider", "router_model", "every")}
+    own = {"id": options.id or default_id, "initial_capital": options.capital, "request": options.request or {}}
+    return entry_of(given | own)
 
 
 def sample_models(count: int) -> list[ModelEntry]:
@@ -181,36 +179,12 @@ def sample_models(count: int) -> list[ModelEntry]:
     entries = []
     for number in range(count):
         rank, place = divmod(number, len(VariantId))
-        variant = list(VariantId)[place]
-        model_id, name = f"{variant.lower()}-rules", f"{variant} Rules"
-        if rank:
-            model_id, name = f"{model_id}-{rank + 1}", f"{name} {rank + 1}"
-        entries.append(
-            ModelEntry(
-                id=model_id, name=name, variant=variant, provider="rules", router_model=f"rules/{variant.lower()}"
-            )
+        model = rule_model(list(VariantId)[place], SystemClock().now())
+        entry = ModelEntry(
+            id=model.id, name=model.name, variant=model.variant, provider="rules", router_model=model.router_model_name
         )
+        entries.append(replace(entry, id=f"{entry.id}-{rank + 1}", name=f"{entry.name} {rank + 1}") if rank else entry)
     return entries
-
-
-def _history_settings(options: argparse.Namespace) -> Settings | None:
-    """Return the settings of the service that trades the history; None without a history.
-
-    :raises SettingsError: they are wrong, or name a market whose past cannot be simulated
-    """
-    if options.history is None:
-        return None
-    settings = Settings.load(os.environ, options.env_file, demo=True)
-    if settings.market_source != "synthetic":
-        raise SettingsError([f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}"])
-    return settings
-
-
-class History(NamedTuple):
-    """A history to write or continue, from `start` to `end`."""
-
-    start: datetime
-    end: datetime
 
 
 async def _seed(
@@ -234,16 +208,16 @@ async def _seed(
             is_live = (facts.trading_mode or configured_mode) == "live"
             if is_live and options.demo:
                 raise StartError(f"{target.place} is for live trading, which excludes --demo and --history.")
-            history: History | str | None = None
+            history: tuple[datetime, datetime] | str | None = None
             if settings is not None:
                 history = await _plan_history(conn, entries, options, now) if is_locked else "a service is using it"
-            start = history.start if isinstance(history, History) else now
+            start = history[0] if isinstance(history, tuple) else now
             opening = Opening(capital, currency, accounts_max, is_live)
             added, opened, notes = await create_models(conn, entries, start, opening)
         if isinstance(history, str):
             notes.append(f"No history was written, and new models start now: {history}.")
         elif history is not None and settings is not None:
-            notes.append(await _write_history(target.dsn, settings, history, options.cycle))
+            notes.append(await _write_history(target.dsn, settings, *history, options.cycle))
     taken = "running service picks up new models within a minute" if target.is_served else "next start picks them up"
     those = counted(len(entries), "model")
     lines = [f"{added} of {those} added, {counted(opened, 'account')} opened. The {taken}.", *notes]
@@ -298,8 +272,8 @@ async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace
 
 async def _plan_history(
     conn: Connection, entries: Sequence[ModelEntry], options: argparse.Namespace, now: datetime
-) -> History | str:
-    """Return the history to write or continue, or the reason why the past does not change.
+) -> tuple[datetime, datetime] | str:
+    """Return start and end of the history to write or continue, or the reason why the past does not change.
 
     :raises StartError: the history can be written neither now nor later
     """
@@ -323,12 +297,11 @@ async def _plan_history(
         )
     if others:
         raise StartError(f"Only rule agents can trade a --history; these models are not: {allowed(others)}.")
-    return History(start, floor_time(now, _MINUTE))
+    return start, floor_time(now, _MINUTE)
 
 
-async def _write_history(dsn: str, settings: Settings, history: History, cycle: float | None) -> str:
+async def _write_history(dsn: str, settings: Settings, start: datetime, end: datetime, cycle: float | None) -> str:
     """Write the history, `cycle` minutes between its decisions. Return a line for the operator."""
-    start, end = history
     if start >= end:
         return f"The history is complete up to {iso(start)}."
     progress = Progress(start, end)

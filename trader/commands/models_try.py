@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,18 +18,18 @@ from trader.agents.conversation import InvocationLimits
 from trader.agents.domain.as_written import with_calls_of_text
 from trader.agents.domain.conversation import Turn
 from trader.agents.domain.invocations import Invocation, Step
-from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.domain.models import Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
-from trader.agents.models_file import add_keys_argument, read_models, request_fields, variant_argument
+from trader.agents.models_file import add_keys_argument, entry_of, read_models, variant_argument
 from trader.agents.observer import Observer
-from trader.agents.payloads import PayloadPacker, unpacked
+from trader.agents.payloads import PayloadPacker
 from trader.agents.providers.client import ProviderClient
-from trader.agents.providers.providers import answer_tokens_max, make_providers
+from trader.agents.providers.providers import make_providers, own_answer_limit
 from trader.agents.providers.taapi import make_supplier
+from trader.agents.record import InvocationRecord
 from trader.agents.recorder import InvocationRecorder, RecorderServices
-from trader.agents.sql.invocations import select_payloads, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models, upsert_model
 from trader.agents.variants import VARIANTS, limits_of, temperature_of
 from trader.agents.workflow import Workflow
@@ -38,10 +38,11 @@ from trader.commands.database import add_database_options, find_database
 from trader.composition.external import make_source, settle_seed
 from trader.core import tasks
 from trader.core.clock import Clock, LockstepClock, SystemClock
-from trader.core.errors import ProviderError, SettingsError
+from trader.core.errors import ProviderError, SettingsError, StartError
 from trader.core.events import EventBus
 from trader.core.logs import configure_logs
 from trader.core.money import format_decimal
+from trader.core.ownership import EMBEDDED_FOLDER
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
@@ -51,8 +52,9 @@ from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.paper import PaperExchange
 from trader.market.feed import MarketFeed
+from trader.market.sources.source import SeededSource
 from trader.settings.providers import PROVIDERS
-from trader.settings.settings import Settings, require_provider
+from trader.settings.settings import Settings, read_database_url, require_provider
 
 QUOTES_WAIT_S: Final = 15.0
 
@@ -86,7 +88,7 @@ def try_model(options: argparse.Namespace) -> int:
     The command reads keys and the market source as the service does; --demo uses the synthetic market. The model sees a
     new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the paper exchange,
     regardless of TRADING_MODE: its orders fill on the current books, in a temporary database that is deleted
-    afterwards, so the model gets realistic results.
+    afterwards, so the model gets realistic results. A synthetic market is that of the running service, if there is one.
     """
     configure_logs("warning", "console")
     model = asyncio.run(_stored(options)) if options.name and options.file is None else _chosen(options)
@@ -95,7 +97,7 @@ def try_model(options: argparse.Namespace) -> int:
         require_provider(settings)
     with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
         Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
-        return asyncio.run(_try(settings, model, Path(folder)))
+        return asyncio.run(_try(settings, model, Path(folder), options))
 
 
 @command(
@@ -122,7 +124,7 @@ async def _check(settings: Settings, model: Model) -> int:
     messages = opening_messages(own.prompt or variant.prompt, variant.limits, view, variant.agent().entries(view))
     turn = Turn(
         model=asked, temperature=temperature_of(model), number=1, view=view, messages=messages,
-        answer_tokens_max=answer_tokens_max(model, settings.answer_tokens_max),
+        answer_tokens_max=own_answer_limit(model) or settings.answer_tokens_max,
     )  # fmt: skip
     providers = make_providers(settings)
     providers.learn([model])
@@ -176,20 +178,18 @@ def _chosen(options: argparse.Namespace) -> Model:
         if entry is None:
             ids = allowed(entry.id for entry in entries)
             raise SettingsError([f"{options.file} has no model {wanted!r}; it has {ids}"])
-        provider, name, variant = entry.provider, entry.router_model, entry.variant
-        configuration = entry.configuration
     elif None in (options.provider, options.model, options.variant):
         raise SettingsError(["give --provider, --model and --variant, or a models file with --file"])
     else:
-        provider, name, variant = options.provider, options.model, options.variant
-        configuration = ModelConfiguration(request=request_fields(options.request or {}))
+        own = {"router_model": options.model, "request": options.request or {}}
+        entry = entry_of({"id": "try", "variant": options.variant, "provider": options.provider, **own})
     return Model(
-        id="try", name=name, variant=variant, provider=provider, router_model_name=name,
-        created_at=SystemClock().now(), configuration=configuration,
+        id="try", name=entry.router_model, variant=entry.variant, provider=entry.provider,
+        router_model_name=entry.router_model, created_at=SystemClock().now(), configuration=entry.configuration,
     )  # fmt: skip
 
 
-async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
+async def _try(settings: Settings, chosen: Model, folder: Path, options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         source = make_source(settings)
         await source.open()
@@ -198,6 +198,12 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         database = await Database.connect(await server.ensure_database("try"), size=2)
         stack.push_async_callback(database.close)
         await apply_schema(database)
+        given = options.database_url or read_database_url(os.environ, options.env_file)
+        if isinstance(source, SeededSource) and source.seed is None and (given or EMBEDDED_FOLDER.exists()):
+            with suppress(StartError):  # there is no such service, so its market is a new one
+                async with find_database(options) as target:
+                    if target.is_served:
+                        await settle_seed(source, target.database, is_written=False)
         await settle_seed(source, database, is_written=True)
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
@@ -228,7 +234,7 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         async with clock.busy():
             environment = ServiceEnvironment(record, exchange, observer, clock, limits_of(model, limits.attempt_s))
             await Workflow(record, providers, environment, events, limits).execute()
-        await _print(database, record.invocation)
+        _print(record)
         return 0 if record.invocation.status == "completed" else 1
 
 
@@ -244,26 +250,23 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
     show(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
 
 
-async def _print(database: Database, invocation: Invocation) -> None:
+def _print(record: InvocationRecord) -> None:
     """Print the recorded messages, calls, steps and response of an invocation."""
-    async with database.connection() as conn:
-        payloads = await select_payloads(conn, [invocation])
-        steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
-        calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
-    for message in [message for content in payloads.values() for message in unpacked(content).messages]:
+    invocation, payload = record.invocation, record.payload
+    for message in [] if payload is None else orjson.loads(bytes(payload.messages)):
         show(f"\n=== {message['role']}\n{message.get('content') or ''}")
-    for call in calls:
+    for call in record.calls:
         show(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
         show(f"    {call.metadata['raw']['arguments']}")
         for result in call.metadata["results"]:
             show(f"    {orjson.dumps(result).decode()}")
     show(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
-    for step in steps:
+    for step in record.steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
         cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
         tokens = " + ".join("?" if count is None else str(count) for count in (step.input_tokens, step.output_tokens))
         show(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
-    show(_total(invocation, steps))
+    show(_total(invocation, record.steps))
     if invocation.response:
         show(f"\n{invocation.response}")
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from trader.agents.domain.models import Model, ModelConfiguration, ProviderDefinition, TokenPrice, rule_model
 from trader.agents.providers.client import PROTOCOLS
-from trader.agents.providers.providers import answer_tokens_max, highest_cost
+from trader.agents.providers.providers import highest_cost, own_answer_limit
 from trader.core.variant_id import VariantId
 
 PRICE = TokenPrice(input=3, cached=0.3, output=15)
@@ -35,5 +35,5 @@ def test_the_highest_cost_assumes_that_all_input_is_written_to_a_charging_cache(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_answer_limit_is_read_from_the_field_of_the_protocol(protocol: str) -> None:
     field = PROTOCOLS[protocol].limit_fields[-1]
-    assert answer_tokens_max(model_of(protocol, **{field: 700}), 4_000) == 700
-    assert answer_tokens_max(model_of(protocol, words=700), 4_000) == 4_000
+    assert own_answer_limit(model_of(protocol, **{field: 700})) == 700
+    assert own_answer_limit(model_of(protocol, words=700)) is None

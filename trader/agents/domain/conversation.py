@@ -1,6 +1,7 @@
 """Turns and answers: one step of an invocation, between the workflow and an AI provider or a rule agent."""
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, Literal
 
@@ -112,6 +113,13 @@ def storable(value: Any, depth: int = NESTED_MAX) -> Any:
         return [storable(item, depth - 1) for item in value]
     if isinstance(value, dict):
         return {storable(key): storable(item, depth - 1) for key, item in value.items()}
+    return value
+
+
+def value_in(value: Any, *path: str) -> Any:
+    """Return what JSON from outside has at the path; None if there is nothing."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 

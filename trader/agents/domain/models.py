@@ -176,7 +176,6 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     @property
     def host(self) -> str:
-        """The host of its address."""
         return urlsplit(self.base_url).hostname or ""
 
     @property

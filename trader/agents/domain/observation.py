@@ -138,15 +138,6 @@ class LastFill(NamedTuple):
     at: datetime
 
 
-def observe_last_action(symbol: str, context: RiskContext, *, closed: bool) -> LastAction | None:
-    """Return the last trade in a market, or None. `closed` says whether it reduced a position."""
-    cycles = context.cycles_ago(symbol)
-    if cycles is None:
-        return None
-    side = context.last_trades[symbol].side
-    return LastAction(action="closePosition" if closed else "createPosition", side=side, cycles_ago=cycles)
-
-
 class TradingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's own trading record in a run. `trades` are the latest, newest first.
 
@@ -309,8 +300,12 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _with_last_action(self, market: ObservedMarket, context: RiskContext) -> ObservedMarket:
-        fill = self.actions.get(market.symbol)
-        if fill is None:
+        fill, cycles = self.actions.get(market.symbol), context.cycles_ago(market.symbol)
+        if fill is None or cycles is None:
             return market
-        action = observe_last_action(market.symbol, context, closed=fill.closed)
+        action = LastAction(
+            action="closePosition" if fill.closed else "createPosition",
+            side=context.last_trades[market.symbol].side,
+            cycles_ago=cycles,
+        )
         return msgspec.structs.replace(market, last_action=action)

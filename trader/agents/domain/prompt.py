@@ -233,7 +233,7 @@ def view_data(view: View, names: Collection[str] = INDICATOR_NAMES, entries: Seq
         "refused": view.memory.refused,
         "session": _session(markets.values(), names),
         "now": {symbol: _now(market, view) for symbol, market in plain.items()},
-        "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),
+        "account": _plain(view.account) | _shortened(_named(_plain(view.account), RATIOS)),
         "positions": _position_table(view.positions),
         "orders": [_plain(order) for order in view.orders],
         **({"entries": [Entry._fields, *([*map(_shortened, entry)] for entry in entries)]} if entries else {}),
@@ -286,13 +286,13 @@ def _lean_interval(part: Mapping[str, Any], symbols: Sequence[str]) -> dict[str,
         last = {name: values if isinstance(values := each[place], list) else [values] for name, each in figures}
         for back in range(min(INDICATORS_SHOWN, max(map(len, last.values()))), 0, -1):
             known = {name: values[-back] if len(values) >= back else None for name, values in last.items()}
-            rows.append([symbol, *map(_lean_indicator, known, known.values())])
+            shown = (
+                significant(value, 6 if name in EXACT else 3) if isinstance(value, float) else value
+                for name, value in known.items()
+            )
+            rows.append([symbol, *shown])
     table = [["symbol", *part["indicators"]], *rows]
     return {"close": closes, "candles": candles, "indicators": table}
-
-
-def _lean_indicator(name: str, value: Any) -> Any:
-    return significant(value, 6 if name in EXACT else 3) if isinstance(value, float) else value
 
 
 def _table(key: str, rows: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
@@ -457,11 +457,7 @@ def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:
 
 def _trade_table(trades: Sequence[ObservedTrade]) -> list[list[Any]]:
     names = [name for name in ObservedTrade.__struct_encode_fields__ if name not in ("fees", "funding")]
-    return [names, *([*_shortened(_part(trade, names)).values()] for trade in trades)] if trades else []
-
-
-def _part(value: msgspec.Struct, names: Sequence[str]) -> dict[str, Any]:
-    return _named(_plain(value), names)
+    return [names, *([*_shortened(_named(_plain(trade), names)).values()] for trade in trades)] if trades else []
 
 
 def _named(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import orjson
 
-from trader.agents.domain.conversation import Turn
+from trader.agents.domain.conversation import Turn, value_in
 from trader.agents.providers.keys import Key
 from trader.agents.providers.replies import estimated_count
 from trader.core.errors import ProviderError
@@ -61,6 +61,12 @@ class AttemptTotals:
         self.waited_s = 0.0
         self.raw = ""
 
+    def add(self, error: ProviderError) -> None:
+        """Add what a failed attempt may have cost, and keep its answer."""
+        self.unmetered += error.unmetered_attempts
+        self.unreported = sum_of(self.unreported, error.unreported)
+        self.raw = error.raw
+
 
 def sum_of(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
     return first[0] + second[0], first[1] + second[1]
@@ -78,16 +84,14 @@ def is_affordable(turn: Turn, progress: AttemptTotals, body: bytes) -> bool:
     return sum(progress.unreported) + sum(most_tokens(turn, body)) <= turn.tokens_max
 
 
-async def read_bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+async def read_bounded(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Return the body, or slightly more than the allowed bytes of a longer one."""
+    body = bytearray()
     async for part in response.content.iter_any():
-        size += len(part)
-        if size > ANSWER_BYTES_MAX:
-            too_long = f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
-            raise ProviderError(too_long, unmetered_attempts=1)
-        parts.append(part)
-    return b"".join(parts)
+        body += part
+        if len(body) > bytes_max:
+            break
+    return bytes(body)
 
 
 async def apply(read: Callable[[bytes], T], content: bytes) -> T:
@@ -149,16 +153,15 @@ def _decoded(content: bytes) -> Any:
     except orjson.JSONDecodeError:
         return None
     answer = answer[0] if isinstance(answer, list) and answer else answer  # as Gemini's streams send it
-    return answer.get("error") if isinstance(answer, dict) else None
+    return value_in(answer, "error")
 
 
 def _retry_delays(error: Any) -> list[str]:
-    details = error.get("details") if isinstance(error, dict) else None
-    found = [each.get("retryDelay") for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+    details = value_in(error, "details")
+    found = [value_in(each, "retryDelay") for each in details] if isinstance(details, list) else []
     return [each for each in found if isinstance(each, str)]
 
 
 def _repeated_headers(error: Any) -> dict[str, str]:
-    metadata = error.get("metadata") if isinstance(error, dict) else None
-    headers = metadata.get("headers") if isinstance(metadata, dict) else None
+    headers = value_in(error, "metadata", "headers")
     return headers if isinstance(headers, dict) else {}

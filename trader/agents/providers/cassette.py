@@ -28,7 +28,6 @@ from trader.core.money import require_figure
 ANSWERS: Final = "answers.jsonl"
 MODELS: Final = "models.json"
 CONTEXTS: Final = "contexts.json"
-_CHUNK_BYTES: Final = 1 << 16
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +115,8 @@ class Cassette:
         except BlockingIOError:
             raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
         self._answers, known, self.contexts = _read(self.folder)  # another process may have added some until now
-        self._file.truncate(_complete_bytes(self._file))
+        self._file.seek(0)
+        self._file.truncate(self._file.readall().rfind(b"\n") + 1)  # without an incomplete last line
         self.models = known | {model.id: model for model in models}
         models_json = msgspec.json.format(msgspec.json.encode(list(self.models.values())))
         replace_file(self.folder / MODELS, models_json)
@@ -166,18 +166,6 @@ def _decoded(file: Path) -> dict[str, KeptAnswer]:
             raise SettingsError([f"{file}, line {number}: expected a recorded answer: {error}"]) from None
         answers[kept.digest] = kept
     return answers
-
-
-def _complete_bytes(file: FileIO) -> int:
-    """Return the size of a file in bytes, excluding an incomplete last line."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _CHUNK_BYTES)
-        file.seek(start)
-        if place := file.read(end - start).rfind(b"\n") + 1:
-            return start + place
-        end = start
-    return 0
 
 
 def missing_text(folder: Path, turn: Turn, digest: str) -> str:

@@ -11,9 +11,9 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +23,7 @@ from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import RESERVED_REQUEST_FIELDS, Model, ProviderDefinition
 from trader.agents.domain.view import Shown
 from trader.agents.providers.attempts import (
+    ANSWER_BYTES_MAX,
     AttemptTotals,
     FieldRefused,
     KeyUnusable,
@@ -74,6 +75,7 @@ FAILED_TURNS_MAX: Final = 3
 LOADING_S: Final = 5.0
 """How often a server is asked again that is loading its model."""
 
+CONTEXT_PATHS: Final = ("/props", "/api/v0/models", "/api/ps")
 CONTEXT_WAIT_S: Final = 2.0
 """How long a server is asked for the length of its contexts."""
 
@@ -143,6 +145,16 @@ class AttemptTiming(msgspec.Struct, frozen=True):
 DEFAULT_TIMING: Final = AttemptTiming()
 
 
+class _Attempt(NamedTuple):
+    """One request with a key. `fields` are its optional fields, `most` the most tokens of input and output."""
+
+    turn: Turn
+    key: Key
+    body: bytes
+    fields: Collection[str]
+    most: tuple[int, int]
+
+
 class ProviderClient:
     """The client of one provider. `slots` are those of its server, if it states them: more requests wait."""
 
@@ -208,39 +220,25 @@ class ProviderClient:
         return {field for field, until_s in left_out.items() if until_s > self._timing.timer()}
 
     async def shown(self, model: Model) -> Shown:
-        """Return what the model's variant shows."""
-        return Shown(VARIANTS[model.variant].intervals, context_tokens=await self._context_of(model))
-
-    async def _context_of(self, model: Model) -> int | None:
-        """Return the length of a model's context: as configured, or as a server on a private network tells it."""
-        known = model.configuration.known_context
-        if known is not None or not is_private(urlsplit(self._base_url).hostname or ""):
-            return known
-        name, now_s = model.router_model_name, self._timing.timer()
-        if self._contexts.get(name, (None, 0.0))[1] <= now_s:
-            self._contexts[name] = (None, now_s + LEFT_OUT_S)  # others need not ask meanwhile
-            self._contexts[name] = (await self._asked_context(name), now_s + LEFT_OUT_S)
-        return self._contexts[name][0]
+        """Return what the variant shows, and the context: as configured, or as a server on a private network tells."""
+        context = model.configuration.known_context
+        if context is None and is_private(urlsplit(self._base_url).hostname or ""):
+            name, now_s = model.router_model_name, self._timing.timer()
+            if self._contexts.get(name, (None, 0.0))[1] <= now_s:
+                self._contexts[name] = (None, now_s + LEFT_OUT_S)  # others need not ask meanwhile
+                self._contexts[name] = (await self._asked_context(name), now_s + LEFT_OUT_S)
+            context = self._contexts[name][0]
+        return Shown(VARIANTS[model.variant].intervals, context_tokens=context)
 
     async def _asked_context(self, name: str) -> int | None:
         """Return the context that vLLM, llama.cpp, LM Studio or Ollama states for a model; None if none does."""
-        for url in (
-            f"{self._base_url}/models",
-            *(self._host + path for path in ("/props", "/api/v0/models", "/api/ps")),
-        ):
-            try:
-                async with (
-                    asyncio.timeout(CONTEXT_WAIT_S),
-                    self._client().get(
-                        url, headers=self._wire.headers(self._secret), allow_redirects=False
-                    ) as response,
-                ):
-                    content = await read_bounded(response, self.name)
-                found = context_in(content, name) if response.status == 200 else None
-            except (TimeoutError, aiohttp.ClientError, OSError, ProviderError):
-                found = None
-            if found is not None:
-                return found
+        headers, get = self._wire.headers(self._secret), partial(self._client().get, allow_redirects=False)
+        for url in (f"{self._base_url}/models", *(self._host + path for path in CONTEXT_PATHS)):
+            with suppress(TimeoutError, aiohttp.ClientError, OSError, ProviderError):
+                async with asyncio.timeout(CONTEXT_WAIT_S), get(url, headers=headers) as response:
+                    content = await read_bounded(response, ANSWER_BYTES_MAX)
+                if response.status == 200 and (found := context_in(content, name)) is not None:
+                    return found
         return None
 
     async def answer(self, turn: Turn) -> ModelAnswer:
@@ -287,35 +285,33 @@ class ProviderClient:
                 continue
             request = self._request(turn)
             body = msgspec.json.encode(request)
+            attempt = _Attempt(turn, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS), most_tokens(turn, body))
             try:
-                reply = await self._attempt(turn, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
+                reply = await self._attempt(attempt)
             except KeyUnusable as error:
                 progress.spent.add(key)
-                progress.unmetered += error.unmetered_attempts
-                progress.unreported = sum_of(progress.unreported, error.unreported)
-                progress.raw = error.raw
+                progress.add(error)
             except FieldRefused as error:
-                if self._is_last_limit(model, error.field):
+                if not self._leave_out(model, error.field):
                     self._keys.failed(key, model)
                     raise
-                self._leave_out(model, error.field)
             except ProviderError as error:
                 self._keys.failed(key, model)
                 if not isinstance(error, Transient):
                     raise
                 progress.failed.add(key)
                 progress.failures += 1
-                progress.unmetered += error.unmetered_attempts
-                progress.unreported = sum_of(progress.unreported, error.unreported)
+                progress.add(error)
                 if progress.failures > RETRIES_MAX or not is_affordable(turn, progress, body):
                     raise ProviderError(f"{error}; gave up after {progress.failures} attempts", error.raw) from error
                 _log.info("%s (attempt %d, key %s)", error, progress.failures, key.number)
-                progress.raw = error.raw
                 backoff_s = self._timing.backoff_s * 2 ** (progress.failures - 1)
                 await self._timing.sleep(backoff_s * self._jitter.uniform(0.5, 1.5))
             else:
                 self._keys.accepted(key, model)
-                self._note_accepted(model, request.keys())
+                once_refused = self._left_out.get((model.id, model.router_model_name), {})
+                for field in once_refused.keys() & request.keys():
+                    del once_refused[field]
                 return answer_of(reply, turn, key.number, len(body))
 
     async def _wait_for_key(self, turn: Turn, progress: AttemptTotals) -> None:
@@ -352,28 +348,23 @@ class ProviderClient:
         request = {name: value for name, value in request.items() if value is not None and name not in left_out}
         return fit_thinking(request, turn.answer_tokens_max)
 
-    def _is_last_limit(self, model: Model, field: str) -> bool:
-        """Return whether the field limits the answer's tokens and has no other name: it is never left out."""
-        names = self._wire.limit_fields
-        return field in names and {*names} <= {field, *self._omitted(model)}
+    def _leave_out(self, model: Model, field: str) -> bool:
+        """Omit the field from this model's requests for an hour. Concurrent requests may each report it.
 
-    def _leave_out(self, model: Model, field: str) -> None:
-        """Omit the field from this model's requests for an hour. Concurrent requests may each report it."""
+        Return False for the last name of the limit of the answer's tokens, which is never left out.
+        """
+        names = self._wire.limit_fields
+        if field in names and {*names} <= {field, *self._omitted(model)}:
+            return False
         left_out = self._left_out.setdefault((model.id, model.router_model_name), {})
         if field not in left_out:
             accepts = f"{model.router_model_name} does not accept {field}"
             _log.warning("%s: %s; requests for %s omit it for an hour", self.name, accepts, model.id)
         left_out[field] = self._timing.timer() + LEFT_OUT_S
+        return True
 
-    def _note_accepted(self, model: Model, fields: Collection[str]) -> None:
-        """Record that the model accepts these fields, including those that it once refused."""
-        left_out = self._left_out.get((model.id, model.router_model_name), {})
-        for field in left_out.keys() & fields:
-            del left_out[field]
-
-    async def _attempt(self, turn: Turn, key: Key, body: bytes, fields: Collection[str]) -> ChatCompletion:
-        """Make one request; `fields` are its optional fields."""
-        model, most = turn.model, most_tokens(turn, body)
+    async def _attempt(self, attempt: _Attempt) -> ChatCompletion:
+        model, key, most = attempt.turn.model, attempt.key, attempt.most
         accepted = "text/event-stream" if self.definition.stream else "application/json"
         headers = {"Content-Type": "application/json", "Accept": accepted, **self.definition.headers}
         headers |= self._wire.headers(None if key.secret is None else key.secret.reveal())
@@ -383,9 +374,13 @@ class ProviderClient:
             async with (
                 self._slots,
                 asyncio.timeout(limit_s),
-                self._client().post(url, data=body, headers=headers, allow_redirects=False) as response,
+                self._client().post(url, data=attempt.body, headers=headers, allow_redirects=False) as response,
             ):
-                content = await apply(self._keys.scrub, await read_bounded(response, self.name))
+                content = await read_bounded(response, ANSWER_BYTES_MAX)
+                if len(content) > ANSWER_BYTES_MAX:
+                    too_long = f"{self.name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
+                    raise ProviderError(too_long, unmetered_attempts=1, unreported=most)
+                content = await apply(self._keys.scrub, content)
         except TimeoutError:
             self.usage.attempts["timed_out"] += 1
             late = f"{self.name} did not answer within {limit_s:g} s at {self._place}"
@@ -400,20 +395,13 @@ class ProviderClient:
             )
             failure.unreported = most if was_sent else (0, 0)
             raise failure from None
-        except ProviderError as error:  # the answer was too long
-            error.unreported = most
-            raise
         try:
             if response.status == 200:
-                return await self._decode(model, key, response, content, fields, sum(most))
-            retry_after_s = retry_after_of(response.status, response.headers, content)
-            raise self._failure(model, key, response.status, retry_after_s, content, fields, sum(most))
+                return await self._decode(attempt, response, content)
+            raise self._failure(attempt, response.status, response.headers, content)
         except ProviderError as error:
-            if (
-                response.status == 200
-                and not isinstance(error, KeyUnusable | FieldRefused)
-                and not any(error.unreported)
-            ):
+            is_charged = response.status == 200 and not isinstance(error, KeyUnusable | FieldRefused)
+            if is_charged and not any(error.unreported):
                 error.unreported = most
             error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
@@ -423,15 +411,7 @@ class ProviderClient:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
-    async def _decode(
-        self,
-        model: Model,
-        key: Key,
-        response: aiohttp.ClientResponse,
-        content: bytes,
-        fields: Collection[str],
-        asked: int,
-    ) -> ChatCompletion:
+    async def _decode(self, attempt: _Attempt, response: aiohttp.ClientResponse, content: bytes) -> ChatCompletion:
         is_streamed = self.definition.stream and response.content_type == "text/event-stream"
         if not is_streamed and not response.content_type.endswith("json"):
             raise self._not_json(f"{response.content_type} instead of JSON")
@@ -442,10 +422,8 @@ class ProviderClient:
         except (msgspec.DecodeError, ValueError) as error:
             raise self._not_json(f"a body that is not JSON: {brief(str(error))}") from None
         if reply.failure:
-            status = status_of(reply.failure)
             said = msgspec.json.encode({"error": reply.failure}) if is_streamed else content
-            retry_after_s = retry_after_of(status, response.headers, said)
-            failure = self._failure(model, key, status, retry_after_s, said, fields, asked)
+            failure = self._failure(attempt, status_of(reply.failure), response.headers, said)
             if (reported := reply.reported_tokens) is not None:
                 failure.unmetered_attempts, failure.unreported = 0, reported
             raise failure
@@ -464,17 +442,10 @@ class ProviderClient:
         reply.raw = whole.decode(errors="replace")
         return reply
 
-    def _failure(
-        self,
-        model: Model,
-        key: Key,
-        status: int,
-        retry_after_s: float | None,
-        content: bytes,
-        fields: Collection[str],
-        asked: int,
-    ) -> ProviderError:
+    def _failure(self, attempt: _Attempt, status: int, headers: Mapping[str, str], content: bytes) -> ProviderError:
         """Apply a non-200 answer to the key's cooldowns, and return its error."""
+        asked, cool_down = sum(attempt.most), partial(self._keys.cool_down, attempt.key, attempt.turn.model)
+        retry_after_s = retry_after_of(status, headers, content)
         message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
         if status in CONTEXT_STATUSES and (limit := context_limit(content, asked)) is not None:
             self.usage.attempts["failed"] += 1
@@ -485,7 +456,7 @@ class ProviderClient:
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
             self.usage.attempts["overloaded"] += 1
-            self._keys.cool_down(key, model, OVERLOADED, str(status), retry_after_s)
+            cool_down(OVERLOADED, str(status), retry_after_s)
             return KeyUnusable(f"{self.name} answered {status}", unmetered_attempts=1)
         about = subject_of(status, content) if 400 <= status < 500 else "request"
         if about in COOLDOWN_REFUSALS:
@@ -493,10 +464,10 @@ class ProviderClient:
             self.usage.attempts[refusal.outcome] += 1
             said = words_of(content)
             answer = brief(f"{status}: {said}" if said else str(status), REASON_MAX)
-            self._keys.cool_down(key, model, refusal, answer, retry_after_s)
+            cool_down(refusal, answer, retry_after_s)
             return KeyUnusable(message)
         self.usage.attempts["failed"] += 1
-        field = refused_field(content, fields) if status in {400, 422} else None
+        field = refused_field(content, attempt.fields) if status in {400, 422} else None
         return ProviderError(message) if field is None else FieldRefused(field, message)
 
     def _not_json(self, what: str) -> ProviderError:

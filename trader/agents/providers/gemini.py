@@ -10,7 +10,6 @@ from trader.agents.domain.conversation import ChatMessage, Turn
 from trader.agents.providers.protocols import (
     NATIVE,
     Body,
-    call_of,
     completion_of,
     empty_completion,
     functions,
@@ -79,11 +78,7 @@ class GeminiWire:
         if not response.candidates:
             return empty_completion(counted, response.model_version)
         candidate = response.candidates[0]
-        parts = parts_once(
-            (candidate.content or _Content()).parts, ("id", "name", "args"), lambda part: part.get("functionCall")
-        )
-        requested = [part["functionCall"] for part in parts if isinstance(part.get("functionCall"), dict)]
-        calls = [call_of(call.get("id"), call.get("name"), call.get("args")) for call in requested]
+        parts, calls = parts_once((candidate.content or _Content()).parts, ("id", "name", "args"), _call_in)
         shown = [part["text"] for part in parts if isinstance(part.get("text"), str) and not part.get("thought")]
         finish = "length" if candidate.finish_reason == "MAX_TOKENS" else None
         if candidate.finish_reason in FILTERED:
@@ -106,7 +101,7 @@ def _contents(messages: Sequence[ChatMessage]) -> list[Body]:
     contents: list[Body] = []
     for role, group in split_by_role(messages):
         if role == "tool":
-            asked = [part["functionCall"] for part in contents[-1]["parts"] if _has_call(part)]
+            asked = [call for part in contents[-1]["parts"] if (call := _call_in(part)) is not None]
             parts = [_result(call, message["content"]) for call, message in zip(asked, group, strict=True)]
             contents.append({"role": "user", "parts": parts})
         else:
@@ -115,8 +110,9 @@ def _contents(messages: Sequence[ChatMessage]) -> list[Body]:
     return contents
 
 
-def _has_call(part: Body) -> bool:
-    return isinstance(part.get("functionCall"), dict)
+def _call_in(part: Body) -> Body | None:
+    call = part.get("functionCall")
+    return call if isinstance(call, dict) else None
 
 
 def _parts(message: ChatMessage) -> list[Body]:
@@ -125,7 +121,7 @@ def _parts(message: ChatMessage) -> list[Body]:
         return [{"text": message["content"]}]
     return [
         part if call is None else {**part, "functionCall": _sent_again(part["functionCall"], call)}
-        for part, call in native_parts(message, _has_call)
+        for part, call in native_parts(message, _call_in)
         if part.get("text") != "" or "thoughtSignature" in part
     ]
 

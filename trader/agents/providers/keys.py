@@ -100,10 +100,6 @@ CooldownKey = tuple[CooldownScope, str]
 """Identifies a cooldown: its scope, and the name of the provider model or the id of our model."""
 
 
-def _cooldown_key(refusal: KeyRefusal, model: Model) -> CooldownKey:
-    return refusal.scope, model.router_model_name if refusal.scope == "provider model" else model.id
-
-
 def _cooldown_keys(model: Model) -> tuple[CooldownKey, ...]:
     """Return the cooldowns that exclude a key for a model."""
     return ("key", model.id), ("provider model", model.router_model_name), ("model", model.id)
@@ -147,11 +143,6 @@ class Key:
         latest = max(cooldowns, key=lambda cooldown: cooldown.until_s, default=None)
         return None if latest is None or latest.until_s <= now_s or self.is_answering(now_s) else latest
 
-    def latest_cooldown(self, model: Model) -> _Cooldown | None:
-        """Return the latest-ending cooldown for this key and model, expired ones included."""
-        cooldowns = [self.cooldowns[key] for key in _cooldown_keys(model) if key in self.cooldowns]
-        return max(cooldowns, key=lambda cooldown: cooldown.until_s, default=None)
-
 
 class KeyRing:
     """The keys of the provider `name`, from `variable` and its numbered variants.
@@ -185,7 +176,7 @@ class KeyRing:
 
         Requests are concurrent: a refusal that arrives during the cooldown does not double the next one.
         """
-        cooldown_key = _cooldown_key(refusal, model)
+        cooldown_key = refusal.scope, model.router_model_name if refusal.scope == "provider model" else model.id
         asked_s = None if refusal.scope == "key" else retry_after_s
         now, cooldown = self._timer(), key.cooldowns.get(cooldown_key)
         if cooldown is None or cooldown.refusal is not refusal:
@@ -249,7 +240,8 @@ class KeyRing:
         )
 
     def _state(self, key: Key, model: Model) -> str:
-        cooldown = key.latest_cooldown(model)
+        cooldowns = [key.cooldowns[each] for each in _cooldown_keys(model) if each in key.cooldowns]
+        cooldown = max(cooldowns, key=lambda cooldown: cooldown.until_s, default=None)
         if cooldown is None:
             return f"{_name(key)} is free"
         left_s = max(0.0, cooldown.until_s - self._timer())

@@ -16,7 +16,6 @@ from trader.agents.domain.prompt import CANDLES_END
 from trader.agents.providers.protocols import (
     NATIVE,
     Body,
-    call_of,
     completion_of,
     empty_completion,
     functions,
@@ -83,17 +82,10 @@ class MessagesWire:
             return msgspec.json.encode({"error": answer.error})
         if answer.content is None:
             return empty_completion(_counted(answer.usage), answer.model)
-        answer.content = parts_once(
-            answer.content, ("id", "name", "input"), lambda part: part if part.get("type") == "tool_use" else None
-        )
-        text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
-        calls = [
-            call_of(part.get("id"), part.get("name"), part.get("input"))
-            for part in answer.content
-            if part.get("type") == "tool_use"
-        ]
+        parts, calls = parts_once(answer.content, ("id", "name", "input"), _call_in)
+        text = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
         return completion_of(
-            answer.content,
+            parts,
             text,
             calls,
             "length" if answer.stop_reason in ("max_tokens", "model_context_window_exceeded") else None,
@@ -101,6 +93,10 @@ class MessagesWire:
             answer.model,
             (text or "stop_reason is refusal") if answer.stop_reason == "refusal" else None,
         )
+
+
+def _call_in(part: Body) -> Body | None:
+    return part if part.get("type") == "tool_use" else None
 
 
 def _counted(usage: Any) -> dict[str, int | None]:
@@ -152,7 +148,7 @@ def _parts(message: ChatMessage) -> list[Body]:
         return _text(message["content"])
     return [
         part if call is None else {**part, "id": call["id"], "name": call["function"]["name"], "input": _input(part)}
-        for part, call in native_parts(message, lambda part: part.get("type") == "tool_use")
+        for part, call in native_parts(message, _call_in)
         if part.get("type") != "text" or part.get("text")
     ]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 import orjson
 
-from trader.agents.domain.conversation import ChatMessage, Turn
+from trader.agents.domain.conversation import ChatMessage, Turn, value_in
 from trader.agents.domain.tools import calls_schema, calls_text, tool_schemas
 
 NATIVE: Final = "native"
@@ -189,9 +189,7 @@ def _joined(sent: Any, added: Any) -> Any:
         return added
     parts: list[Any] = _parts(sent)
     for part in _parts(added):
-        earlier = next((number for number, each in enumerate(parts) if _is_same_part(each, part)), None)
-        if earlier is None and parts and _is_continued(parts[-1], part):
-            earlier = len(parts) - 1
+        earlier = _place_of_continued(parts, part)
         if earlier is None:
             parts.append(part)
         else:
@@ -205,18 +203,13 @@ def _parts(value: Any) -> list[Any]:
     return [{"type": "text", "text": value}] if value else []
 
 
-def _is_same_part(sent: Any, added: Any) -> bool:
-    """Return whether both are pieces of one part, by their index and type."""
-    if not isinstance(sent, dict) or not isinstance(added, dict) or added.get("index") is None:
-        return False
-    return all(sent.get(name) == added.get(name) for name in ("index", "type"))
-
-
-def _is_continued(last: Any, added: Any) -> bool:
-    """Return whether a piece without an index continues the last part."""
-    if not isinstance(last, dict) or not isinstance(added, dict) or added.get("index") is not None:
-        return False
-    return last.get("type") == added.get("type") and added.get("type") in JOINED_FIELDS
+def _place_of_continued(parts: Sequence[Any], added: Any) -> int | None:
+    """Return the place of the part that a piece continues: that of its index and type, or without one the last."""
+    form, index = value_in(added, "type"), value_in(added, "index")
+    same = [place for place, each in enumerate(parts) if isinstance(each, dict) and each.get("type") == form]
+    if index is not None:
+        return next((place for place in same if parts[place].get("index") == index), None)
+    return same[-1] if form in JOINED_FIELDS and same[-1:] == [len(parts) - 1] else None
 
 
 def _joined_part(sent: Body, added: Body) -> Body:
@@ -257,9 +250,7 @@ def _add_call(calls: list[Body], part: Body, added: _CallDelta) -> None:
 def thinking_budget(request: Mapping[str, Any]) -> int | None:
     """Return the number of tokens that a request lets the model think; None if it does not limit them."""
     for path in THINKING_BUDGETS:
-        value: Any = request
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
+        value = value_in(request, *path)
         if isinstance(value, int) and value > 0:
             return value
     return None
@@ -320,21 +311,24 @@ def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def parts_once(parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Any]) -> list[Body]:
-    """Return the parts of an answer without the calls that repeat id, name and arguments: a gateway sent them twice.
+def parts_once(
+    parts: Sequence[Body], names: Sequence[str], call_in: Callable[[Body], Body | None]
+) -> tuple[list[Body], list[Body]]:
+    """Return the parts of an answer, and their calls, without those that a gateway sent twice: id and all.
 
     `call_in` returns the call of a part, whose fields have these names, and None for another part.
     """
     seen: set[Any] = set()
-    once = []
+    once, calls = [], []
     for place, part in enumerate(parts):
         call = call_in(part)
-        call_id, name, arguments = map(call.get, names) if isinstance(call, dict) else (None, None, None)
+        call_id, name, arguments = (None, None, None) if call is None else map(call.get, names)
         key = (call_id, str(name), _argument_key(arguments)) if isinstance(call_id, str) and call_id else place
         if key not in seen:
             once.append(part)
+            calls += [] if call is None else [call_of(call_id, name, arguments)]
         seen.add(key)
-    return once
+    return once, calls
 
 
 def _argument_key(arguments: Any) -> bytes:
@@ -384,15 +378,15 @@ def split_by_role(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, list[C
         yield group[0]["role"], group
 
 
-def native_parts(message: ChatMessage, is_call: Callable[[Body], bool]) -> Iterator[tuple[Body, Body | None]]:
-    """Yield the provider's own parts of an assistant message, those with a call (`is_call`) with the completion's.
+def native_parts(message: ChatMessage, call_in: Callable[[Body], Body | None]) -> Iterator[tuple[Body, Body | None]]:
+    """Yield the provider's own parts of an assistant message, those with a call (`call_in`) with the completion's.
 
     The completion's calls have valid names and arguments and unique ids. Calls beyond the limit of an answer, which are
     not executed, are omitted.
     """
     calls = iter(message.get("tool_calls", ()))
     for part in message[NATIVE]:
-        if not is_call(part):
+        if call_in(part) is None:
             yield part, None
         elif (call := next(calls, None)) is not None:
             yield part, call

@@ -172,11 +172,6 @@ def answer_tokens_min(model: Model) -> int:
     return ANSWER_TOKENS_MIN + (THINKING_TOKENS_MIN if thinks else 0)
 
 
-def answer_tokens_max(model: Model, default: int) -> int:
-    """Return the limit of an answer's tokens: that of request fields, else the default."""
-    return own_answer_limit(model) or default
-
-
 def own_answer_limit(model: Model) -> int | None:
     """Return the limit of an answer's tokens that request fields set, those of the model's row first."""
     definition = definition_of(model)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from trader.agents.domain.conversation import storable
+from trader.agents.domain.conversation import storable, value_in
 
 About = Literal["key", "credit", "size", "rate", "model", "request"]
 """The subject of a refusal: the key, its account's credit, this request's possible cost, the request rate, the model,
@@ -101,10 +101,12 @@ def subject_of(status: int, content: bytes) -> About:
     error = _decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
-    if status in {401, 403} and _is_not_about_key(error):
+    added = value_in(error, "error", "metadata")
+    has_begun = value_in(error, "choices")  # the model answered before the refusal
+    if status in {401, 403} and (has_begun or (isinstance(added, dict) and NOT_ABOUT_KEY & added.keys())):
         return "request"
     if status == 402:
-        return "size" if SIZE_WORDS.search(said) or _is_from_upstream(error) else "credit"
+        return "size" if SIZE_WORDS.search(said) or value_in(added, "provider_name") else "credit"
     if status in {400, 403, 429} and (codes & CREDIT_CODES or CREDIT_WORDS.search(said)):
         return "credit"
     if status == 401 or (status in {400, 403} and (codes & KEY_CODES or KEY_WORDS.search(said))):
@@ -190,22 +192,6 @@ def _mentions(said: str) -> Callable[[str], bool]:
         )
 
     return is_refused
-
-
-def _is_not_about_key(error: Any) -> bool:
-    """Return whether moderation, the upstream provider or a model that had started refused the request."""
-    try:
-        return bool(error.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(error["error"]["metadata"])
-    except (AttributeError, KeyError, TypeError):
-        return False
-
-
-def _is_from_upstream(error: Any) -> bool:
-    """Return whether the gateway reports that its upstream provider refused."""
-    try:
-        return bool(error["error"]["metadata"]["provider_name"])
-    except (KeyError, TypeError):
-        return False
 
 
 def _decoded(content: bytes) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable, value_in
 from trader.agents.providers.protocols import NATIVE, parts_once
 
 CALLS_MAX = 16
@@ -87,7 +87,7 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
     requested = message.tool_calls or []
     if requested and NATIVE not in sent:
         names = "id", "name", "arguments"
-        once = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
+        once, _ = parts_once(sent["tool_calls"], names, lambda call: {**call["function"], "id": call.get("id")})
         sent, requested = {**sent, "tool_calls": once}, msgspec.convert(once, list[_Call])
     ids: set[str] = set()
     calls = tuple(
@@ -115,8 +115,8 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         key_number=key_number,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        cached_tokens=_cached(usage),
-        cache_write_tokens=_cache_writes(usage),
+        cached_tokens=_first_count(usage, CACHE_READS),
+        cache_write_tokens=_first_count(usage, CACHE_WRITES),
         cache_write_1h_tokens=count_in(usage, "cache_write_1h_tokens"),
         cost_usd=cost,
         tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(estimated),
@@ -166,18 +166,13 @@ def _message(sent: ChatMessage, calls: Sequence[ToolRequest]) -> ChatMessage:
                 "id": call.id,
                 "function": {
                     **original["function"],
-                    "name": _valid_name(call.name),
+                    "name": _NO_NAME.sub("_", call.name)[:NAME_MAX] or "_",
                     "arguments": _valid_json(call.arguments),
                 },
             }
             for original, call in zip(sent["tool_calls"], calls, strict=False)
         ]
     return message
-
-
-def _valid_name(name: str) -> str:
-    """Return the name with only the characters that the protocol allows; the provider would refuse others."""
-    return _NO_NAME.sub("_", name)[:NAME_MAX] or "_"
 
 
 def _valid_json(arguments: str) -> str:
@@ -191,9 +186,8 @@ def _valid_json(arguments: str) -> str:
 
 def count_in(usage: Any, *path: str) -> int | None:
     """Return the count at the path within a usage, as its provider sent it; None for anything but a whole number."""
-    for name in path:
-        usage = usage.get(name) if isinstance(usage, dict) else None
-    return usage if isinstance(usage, int) and not isinstance(usage, bool) and 0 <= usage < 10**12 else None
+    count = value_in(usage, *path)
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**12 else None
 
 
 CONTEXT_NAMES: Final = ("n_ctx", "max_model_len", "loaded_context_length", "context_length", "max_context_length")
@@ -234,16 +228,13 @@ def estimated_count(size: int) -> int:
     return size // 3
 
 
-def _cached(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens read from the provider's cache, as OpenAI, DeepSeek or Kimi name them."""
-    paths = ("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)
+CACHE_READS: Final = ("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)
+CACHE_WRITES: Final = ("prompt_tokens_details", "cache_write_tokens"), ("cache_write_tokens",)
+"""Where OpenAI, OpenRouter, DeepSeek and Kimi state the input tokens read from their caches, and written to them."""
+
+
+def _first_count(usage: Mapping[str, Any], paths: Sequence[Sequence[str]]) -> int | None:
     return next((count for path in paths if (count := count_in(usage, *path)) is not None), None)
-
-
-def _cache_writes(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens written to the provider's cache, which OpenRouter reports among the details."""
-    detail = count_in(usage, "prompt_tokens_details", "cache_write_tokens")
-    return count_in(usage, "cache_write_tokens") if detail is None else detail
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
@@ -251,10 +242,10 @@ def _cost(usage: Mapping[str, Any]) -> Decimal | None:
 
     With your own key for the provider behind a gateway, `cost` is only the gateway's fee.
     """
-    cost, details = _amount(usage.get("cost")), usage.get("cost_details")
+    cost = _amount(usage.get("cost"))
     if usage.get("is_byok") is not True:
         return cost
-    upstream = _amount(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
+    upstream = _amount(value_in(usage, "cost_details", "upstream_inference_cost"))
     return None if upstream is None else upstream + (cost or 0)
 
 

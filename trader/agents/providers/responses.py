@@ -12,7 +12,6 @@ from trader.agents.providers.protocols import (
     STREAM_END,
     Body,
     bearer,
-    call_of,
     completion_of,
     empty_completion,
     functions,
@@ -86,26 +85,17 @@ class ResponsesWire:
             return msgspec.json.encode({"error": error, "usage": counted})
         if not response.output:
             return empty_completion(counted, response.model)
-        response.output = parts_once(
-            response.output,
-            ("call_id", "name", "arguments"),
-            lambda item: item if item.get("type") == "function_call" else None,
-        )
+        items, calls = parts_once(response.output, ("call_id", "name", "arguments"), _call_in)
         parts = [
             part
-            for item in response.output
+            for item in items
             if item.get("type") == "message" and isinstance(item.get("content"), list)
             for part in item["content"]
             if isinstance(part, dict)
         ]
-        calls = [
-            call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
-            for item in response.output
-            if item.get("type") == "function_call"
-        ]
         reason = (response.incomplete_details or {}).get("reason")
         return completion_of(
-            response.output,
+            items,
             "".join(part["text"] for part in parts if isinstance(part.get("text"), str)),
             calls,
             FINISH.get(str(reason), "length") if response.status == "incomplete" else None,
@@ -126,6 +116,10 @@ class ResponsesWire:
         raise msgspec.ValidationError(CUT_OFF)
 
 
+def _call_in(item: Body) -> Body | None:
+    return item if item.get("type") == "function_call" else None
+
+
 def _input(messages: Sequence[ChatMessage]) -> list[Body]:
     """Convert the conversation to input items; the model's own answers go back, with calls that can be sent again."""
     items: list[Body] = []
@@ -136,7 +130,7 @@ def _input(messages: Sequence[ChatMessage]) -> list[Body]:
         elif NATIVE in message:
             items += [
                 item if call is None else {**item, "call_id": call["id"], **call["function"]}
-                for item, call in native_parts(message, lambda item: item.get("type") == "function_call")
+                for item, call in native_parts(message, _call_in)
             ]
         else:
             role = "developer" if message["role"] == "system" else message["role"]

@@ -17,6 +17,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.view import Supplementary
+from trader.agents.providers.attempts import read_bounded
 from trader.core import tasks
 from trader.core.clock import Clock, interval_elapsed
 from trader.market.domain.markets import Interval
@@ -157,7 +158,7 @@ class Taapi:
                 asyncio.timeout(self._attempt_limit_s),
                 self._client().post(self._url, json=body, allow_redirects=False) as response,
             ):
-                status, content = response.status, await _bounded(response)
+                status, content = response.status, await read_bounded(response, ANSWER_BYTES_MAX)
         except TimeoutError:
             raise _Failed(f"no answer within {self._attempt_limit_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -167,6 +168,8 @@ class Taapi:
             _log.error("taapi.io refused the key with status %d; it is out of use until a restart", status)
         if status != 200:
             raise _Failed(f"status {status}")
+        if len(content) > ANSWER_BYTES_MAX:
+            raise _Failed(f"more than {ANSWER_BYTES_MAX // 1024} KiB")
         try:
             items = msgspec.json.decode(content, type=_Bulk).data
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -185,15 +188,6 @@ class Taapi:
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
     """Return whether the span has passed, or the clock was set back to before its start."""
     return interval_elapsed(since + span, span, now)
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    content = b""
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > ANSWER_BYTES_MAX:
-            raise _Failed(f"more than {ANSWER_BYTES_MAX // 1024} KiB")
-    return content
 
 
 def _dumps(value: Any) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from trader.agents.providers.attempts import read_bounded
 from trader.core.errors import WebhookError
 
 WEBHOOK_MARK: Final = "whsec_"
@@ -112,7 +113,7 @@ class WebhookClient:
             async with self._opened().post(
                 url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                status, answer = response.status, await _read(response)
+                status, answer = response.status, await read_bounded(response, ANSWER_MAX)
         except aiohttp.ConnectionTimeoutError:
             raise WebhookError(f"the webhook was not reached within {CONNECT_S:g} s", is_temporary=True) from None
         except TimeoutError:
@@ -128,7 +129,6 @@ class WebhookClient:
         return answer
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -148,13 +148,3 @@ class WebhookClient:
         if not (is_public(host) or (self._loopback and ip_address(host).is_loopback)):
             raise OSError(f"{host} is not a public address")
         return socket.socket(family, kind, protocol)
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body, or slightly more than the allowed bytes of a longer one."""
-    body = b""
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > ANSWER_MAX:
-            break
-    return body

@@ -113,7 +113,6 @@ ON CONFLICT (model_id) DO UPDATE SET url = excluded.url, secret = excluded.secre
 
 
 async def upsert_webhook(conn: Connection, model_id: str, webhook: Webhook) -> None:
-    """Set the webhook of an agent."""
     await conn.execute(UPSERT_WEBHOOK, model_id, webhook.url, webhook.secret)
 
 
@@ -121,7 +120,6 @@ DELETE_WEBHOOKS = "DELETE FROM webhooks"
 
 
 async def delete_webhooks(conn: Connection) -> None:
-    """Delete all webhooks."""
     await conn.execute(DELETE_WEBHOOKS)
 
 

@@ -117,7 +117,6 @@ class Apex(RuleAgent):
     limits = VariantLimits(leverage_max=10)
 
     def may_enter(self, indicators: Indicators, price: float) -> bool:
-        """Return whether indicators and price allow entering a market."""
         return not isinstance(release(indicators, price), str)
 
     def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:

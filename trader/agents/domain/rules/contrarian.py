@@ -86,7 +86,6 @@ class Contrarian(RuleAgent):
     limits = VariantLimits(leverage_max=3)
 
     def may_enter(self, indicators: Indicators, price: float) -> bool:
-        """Return whether indicators and price allow entering a market."""
         return not isinstance(stretch(price, indicators, ADX_MAX), str)
 
     def stake(self, view: View, market: ObservedMarket, indicators: Indicators, side: Side) -> Signal | None:

@@ -95,7 +95,6 @@ class Sovereign(RuleAgent):
     limits = VariantLimits(leverage_max=5)
 
     def may_enter(self, indicators: Indicators, price: float) -> bool:
-        """Return whether indicators and price allow entering a market."""
         adx = indicators.adx
         if adx is None or indicators.atr is None:
             return False

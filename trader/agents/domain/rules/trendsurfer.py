@@ -74,7 +74,6 @@ class Trendsurfer(RuleAgent):
     limits = VariantLimits(leverage_max=5)
 
     def may_enter(self, indicators: Indicators, price: float) -> bool:
-        """Return whether the indicators allow entering a market."""
         return isinstance(trend(indicators), Side)
 
     def may_review(self, held: Held) -> bool:
