@@ -170,9 +170,9 @@ def test_missing_parts_are_named(
     assert "--budget-usd is required" in said
     assert "one: 7 decisions, 0.0 million tokens, 0.02 USD when the provider caches prompts and 0.02 USD" in said
     assert backtest(data, out, *asking, "--budget-usd", "0") == 2
-    assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err
+    assert "--budget-usd: expected an amount above 0 and at most 1000000, got '0'" in capsys.readouterr().err
     assert backtest(data, out, *asking, "--budget-usd", "nan", "--funding", "0") == 2
-    assert "--budget-usd is 'nan'; it must be an amount above 0" in capsys.readouterr().err
+    assert "--budget-usd: expected an amount above 0 and at most 1000000, got 'nan'" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "answers.jsonl").touch()
     assert backtest(data, out, "--models-from", str(tmp_path / "empty")) == 2

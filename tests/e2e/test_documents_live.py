@@ -56,7 +56,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
-        "trader models check": "asks a server; tests/agents/test_own_servers.py has one",
         "trader reproduce": "names an invocation of another run; tests/agents/test_reproduction.py has its own",
         "scripts/seed_accounts.py": "tests/e2e/test_seeding_live.py runs them beside a service that trades the models",
     },

@@ -46,8 +46,7 @@ class OrderedJournals:
     """Buffers what concurrent sessions write, and forwards it to the journals in a fixed order of accounts."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
-        self._journals = journals
-        self._snapshots = [journal.snapshot for journal in journals]
+        self._posts, self._snapshots = [each.post for each in journals], [each.snapshot for each in journals]
         self._held: dict[str, list[Callable[[], None]]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
@@ -61,7 +60,7 @@ class OrderedJournals:
             write()
 
     def post(self, posting: Posting) -> None:
-        self._write(posting.account.id, [journal.post for journal in self._journals], posting)
+        self._write(posting.account.id, self._posts, posting)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._write(snapshot.account_id, self._snapshots, snapshot)

@@ -38,6 +38,7 @@ from trader.agents.domain.tools import (
 from trader.agents.domain.view import Shown
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.invocations import FinishedInvocation
+from trader.agents.providers.protocols import call_of
 from trader.agents.providers.webhook import WebhookClient
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
@@ -100,18 +101,14 @@ def _answer(model: Model, number: int, decision: Decision, began_s: float) -> Mo
     answer = answer_of(request, decision, model.router_model_name)
     return msgspec.structs.replace(
         answer,
-        message={"role": "assistant", "content": "", "tool_calls": [_call_json(request)]},
+        message={
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call_of(request.id, request.name, request.arguments)],
+        },
         cost_usd=answer.cost_usd or ZERO,
         duration_ms=_since_ms(began_s),
     )
-
-
-def _call_json(request: ToolRequest) -> dict[str, Any]:
-    return {
-        "id": request.id,
-        "type": "function",
-        "function": {"name": request.name, "arguments": request.arguments},
-    }
 
 
 def _end(model: Model, text: str, began_s: float, *, is_refusal: bool = False) -> ModelAnswer:

@@ -55,9 +55,10 @@ from trader.backtest.spec import (
     open_source,
     read_own_data,
 )
-from trader.backtest.trials import add_trials, check_trials, file_digest
+from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.core.files import file_digest
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.core.wire import encode
 from trader.database.embedded.server import EmbeddedPostgres, database_name
@@ -230,7 +231,8 @@ async def _execute(
             tables = TableJournal()
             journals: list[Journal] = [ledger, tables] if books is None else [ledger, tables, books]
             run = Backtest.fresh(market, settings, chosen.models, journals, has_baselines=spec.has_evidence)
-            chosen.show_board(partial(board, run, settings))
+            if chosen.desk is not None:
+                chosen.desk.board = partial(board, run, settings)
             if books is not None:
                 await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
             output = Output({out / LEDGER: ledger, out / DECISIONS: decisions}, books)
@@ -372,31 +374,25 @@ async def _go(
 
     It always stops at a time that all accounts have reached.
     """
-    gc.collect()
-    gc.freeze()  # otherwise every full collection would traverse the candles and indicators
-    try:
-        return await _go_on(run, output, decisions, listener, interrupts)
-    finally:
-        gc.unfreeze()
-
-
-async def _go_on(
-    run: Backtest, output: Output, decisions: DecisionLines, listener: BacktestListener, interrupts: Interrupts
-) -> End:
     reached = run.starts_at
     ended: AskingEnded | None = None
     unwritten: str | None = None
-    for reached in run.run():
-        if unwritten is None and not run.is_ahead:
-            decisions.take(run.accounts)
-            unwritten = await output.keep(reached, run.marks())
-        if interrupts or ended is not None or unwritten is not None or run.failure is not None:
-            run.engine.skip()
-            if not run.is_ahead:
-                break
-        elif run.engine.is_due:
-            ended = await _invoke(run, interrupts)
-        listener.show(reached, run.starts_at, run.ends_at)
+    gc.collect()
+    gc.freeze()  # otherwise every full collection would traverse the candles and indicators
+    try:
+        for reached in run.run():
+            if unwritten is None and not run.is_ahead:
+                decisions.take(run.accounts)
+                unwritten = await output.keep(reached, run.marks())
+            if interrupts or ended is not None or unwritten is not None or run.failure is not None:
+                run.engine.skip()
+                if not run.is_ahead:
+                    break
+            elif run.engine.is_due:
+                ended = await _invoke(run, interrupts)
+            listener.show(reached, run.starts_at, run.ends_at)
+    finally:
+        gc.unfreeze()
     decisions.take(run.accounts)
     if unwritten is None:
         unwritten = await output.keep(reached, run.marks(), is_end=True)

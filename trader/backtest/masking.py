@@ -64,6 +64,7 @@ class MaskedSession:
         self._inverse = mask.inverse()
         self.limits = session.limits
         self.thinking, self.wait_for_price, self.halt = session.thinking, session.wait_for_price, session.halt
+        self.take_inputs = session.take_inputs
 
     def now(self) -> datetime:
         return self._mask.apply(self._session.now())
@@ -86,9 +87,6 @@ class MaskedSession:
 
     async def risk_context(self) -> RiskContext:
         return self._mask.apply(await self._session.risk_context())
-
-    def take_inputs(self) -> None:
-        self._session.take_inputs()
 
     @property
     def markets(self) -> Mapping[str, Market]:

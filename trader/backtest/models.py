@@ -23,7 +23,7 @@ from trader.agents.sql.models import select_models
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.agents import BacktestDesk, CalledAgent, CallingAgent, LeaderboardMaker, serving_agents
+from trader.backtest.agents import BacktestDesk, CalledAgent, CallingAgent, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
@@ -72,11 +72,6 @@ class Chosen(NamedTuple):
     is_asking: bool
     agent_lines: tuple[str, ...] = ()
     desk: BacktestDesk | None = None
-
-    def show_board(self, board: LeaderboardMaker) -> None:
-        """Let agents with keys read the board of the run."""
-        if self.desk is not None:
-            self.desk.board = board
 
     def keeping_decisions(self, folder: Path | None) -> "Chosen":
         """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""
@@ -135,7 +130,8 @@ async def choose_models(
     models = own + chosen.models
     if mask is not None:  # agents have their masked copies already
         plain = own if entrants.agents else models
-        models += [_masked(model, each, mask, settings, ends_at) for model, each in plain]
+        twins = [(_twin_of(model), each) for model, each in plain]
+        models += [(twin, renewed(twin, ends_at, each, settings, mask)) for twin, each in twins]
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
@@ -151,22 +147,6 @@ def _check_exclusive(entrants: Participants) -> None:
         raise SettingsError(["--agent: not with --models or --models-from"])
 
 
-def _masked(
-    model: Model, source: DecisionSource, mask: Mask, settings: Settings, ends_at: datetime
-) -> tuple[Model, DecisionSource]:
-    """Return a copy of a model that decides in a masked market."""
-    twin = _twin_of(model)
-    match source:
-        case RecordingStrategySource():
-            try:
-                return twin, RecordingStrategySource(twin, deepcopy(source.strategy), mask)
-            except TypeError as error:
-                raise SettingsError([f"--mask: {model.id} cannot be copied before it trades: {error}"]) from None
-        case AiSource():
-            return twin, AiSource(twin, source.provider, settings, ends_at, mask)
-    raise SettingsError(["--mask: not with recorded decisions, which were made without it"])
-
-
 def _twin_of(model: Model) -> Model:
     """Return the masked copy of a model."""
     try:
@@ -176,22 +156,26 @@ def _twin_of(model: Model) -> Model:
     return replace(model, id=model_id, name=f"{model.name} (masked)")
 
 
-def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: datetime) -> DecisionSource:
-    """Return a source that decides as another one does, behind the same mask, and remembers nothing.
+def renewed(
+    model: Model, ends_at: datetime, source: DecisionSource, settings: Settings, mask: Mask | None = None
+) -> DecisionSource:
+    """Return a source that decides as another one does, and remembers nothing; without a mask, behind the same one.
 
     :raises SettingsError: a strategy cannot be copied, or decisions are recorded
     """
     match source:
         case RecordingStrategySource():
             try:
-                return RecordingStrategySource(model, deepcopy(source.strategy), source.mask)
+                return RecordingStrategySource(model, deepcopy(source.strategy), mask or source.mask)
             except TypeError as error:
                 raise SettingsError([f"{model.id} cannot be copied before it trades: {error}"]) from None
         case AgentSource():
-            return AgentSource(model, source.provider, source.agent, settings, ends_at, source.mask)
+            return AgentSource(model, source.provider, source.agent, settings, ends_at, mask or source.mask)
         case AiSource():
-            return AiSource(model, source.provider, settings, ends_at, source.mask)
-    raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
+            return AiSource(model, source.provider, settings, ends_at, mask or source.mask)
+    raise SettingsError(
+        [f"{model.id} has only recorded decisions: it cannot decide in other states or behind a --mask"]
+    )
 
 
 def _loaded(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from trader.agents.domain.entrants import EntrantRecord
-from trader.agents.domain.models import Model, contamination
+from trader.agents.domain.models import contamination
 from trader.agents.entrants import first_entrant
 from trader.agents.providers.cassette import Cassette
 from trader.agents.strategy_files import LoadedStrategy
@@ -29,24 +29,17 @@ from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
 
 
-def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
-    """Return the provider, training cutoff and contamination of a model; code has no contamination."""
-    cutoff = model.configuration.training_cutoff
-    return {
-        "provider": model.provider,
-        "model": model.router_model_name,
-        "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
-        "contamination": contamination(cutoff, starts_at) if model.is_ai else None,
-    }
-
-
 def account_value(standing: RankedModel, followed: ModelAccount, starts_at: datetime) -> dict[str, Any]:
-    """Return the figures of an account; its drawdown is of the last equity of each hour."""
+    """Return the figures of an account; its drawdown is of the last equity of each hour. Code has no contamination."""
+    model, cutoff = followed.model, followed.model.configuration.training_cutoff
     refused = [{"rule": rule, "count": count, "reason": reason} for rule, count, reason in followed.refusals()]
     return {
         "id": standing.account.model_id,
         "variant": standing.account.variant,
-        **model_value(followed.model, starts_at),
+        "provider": model.provider,
+        "model": model.router_model_name,
+        "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
+        "contamination": contamination(cutoff, starts_at) if model.is_ai else None,
         "equity": standing.account.equity,
         "returnPercent": standing.return_percent,
         "maxDrawdownPercent": standing.drawdown,
@@ -66,13 +59,9 @@ def strategy_value(chosen: Chosen) -> dict[str, Any] | None:
     """Return the file, class, parameters and digest of the strategy; None without one."""
     for model, source in chosen.models:
         if isinstance(source, RecordingStrategySource) and isinstance(source.strategy, LoadedStrategy):
-            strategy, params = source.strategy, dict(model.configuration.params)
-            return {
-                "file": str(strategy.file),
-                "class": strategy.class_name,
-                "params": params,
-                "sha256": strategy.digest,
-            }
+            strategy = source.strategy
+            named = {"file": str(strategy.file), "class": strategy.class_name}
+            return named | {"params": dict(model.configuration.params), "sha256": strategy.digest}
     return None
 
 
@@ -129,21 +118,14 @@ def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str,
 def labelled(standings: Sequence[RankedModel], run: Backtest) -> list[RankedModel]:
     """Return the standings with each AI model's name followed by its contamination label."""
     models = {followed.model.id: followed.model for followed in run.accounts}
-    return [
-        standing._replace(
-            account=msgspec.structs.replace(
-                standing.account, name=_labelled_name(models[standing.account.model_id], run.starts_at)
-            )
-        )
-        for standing in standings
-    ]
-
-
-def _labelled_name(model: Model, starts_at: datetime) -> str:
-    """Return the name of a model with its contamination label; code has none."""
-    if not model.is_ai:
-        return model.name
-    return f"{model.name} ({contamination_text(contamination(model.configuration.training_cutoff, starts_at))})"
+    labeled = []
+    for standing in standings:
+        account, model = standing.account, models[standing.account.model_id]
+        if model.is_ai:
+            label = contamination_text(contamination(model.configuration.training_cutoff, run.starts_at))
+            account = msgspec.structs.replace(account, name=f"{account.name} ({label})")
+        labeled.append(standing._replace(account=account))
+    return labeled
 
 
 def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:

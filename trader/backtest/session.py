@@ -15,7 +15,7 @@ from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.observation import RunHistory, opened_at
 from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
-from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Shown, VariantLimits, View
+from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Shown, View
 from trader.agents.execute import execute_change, resting_order
 from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
 from trader.agents.record import InvocationRecord, StartedCall
@@ -27,12 +27,12 @@ from trader.core.statistics import change_percent
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import Halt, HaltCause, refusal_to_open
-from trader.exchange.domain.ledger import ExchangeRules, Posting
+from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.session import Decide, Once, Place, Session, place_directly, same_contents
 from trader.market.domain.indicators import Indicators
-from trader.market.domain.markets import Book, Candle, Interval, Market, Tick, untimely
+from trader.market.domain.markets import Book, Candle, Interval, Tick, untimely
 
 
 class AccountSession:
@@ -44,7 +44,8 @@ class AccountSession:
     def __init__(self, engine: Advance, followed: BacktestAccount, now: datetime) -> None:
         self._engine = engine
         self._now = now
-        self.followed = followed
+        self.followed, self.limits, self.rules = followed, followed.limits, engine.rules
+        self.markets, self.funding_rate = engine.market.markets, engine.market.funding_rate
         self.record: InvocationRecord
         self.viewed_at = now
         self._inputs: CallInputs | None = None
@@ -155,13 +156,9 @@ class AccountSession:
 
     def order_book(self, symbol: str) -> Book | None:
         quote, taken = self.moment().quotes.get(symbol), self.followed.account.taken
-        return rules_of_exchange.book_met(quote, taken, symbol, self._now, self._engine.rules)
+        return rules_of_exchange.book_met(quote, taken, symbol, self._now, self.rules)
 
     # --- guard --------------------------------------------------------------------------------------------------------
-
-    @property
-    def limits(self) -> VariantLimits:
-        return self.followed.limits
 
     def context(self, viewed_at: datetime | None = None) -> RiskContext:
         """Return the account's current risk context for the guard."""
@@ -198,17 +195,6 @@ class AccountSession:
         self._inputs = self._inputs.answered(symbols, self._now, quotes, ticks, self.funding_rate)
 
     # --- exchange -----------------------------------------------------------------------------------------------------
-
-    @property
-    def rules(self) -> ExchangeRules:
-        return self._engine.rules
-
-    def funding_rate(self, symbol: str, hour: datetime) -> Decimal:
-        return self._engine.market.funding_rate(symbol, hour)
-
-    @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._engine.market.markets
 
     def marks(self) -> Mapping[str, Decimal]:
         return self._engine.prices(epoch_second(self._now))[1]
@@ -263,7 +249,7 @@ class AccountSession:
     def _trading(self, once: Once = place_directly) -> Session:
         return Session(
             rules=self.rules,
-            rate_of_hour=self._engine.market.funding_rate,
+            rate_of_hour=self.funding_rate,
             moment=self.moment,
             seen_until=self._seen_until,
             change=self._change,
@@ -304,18 +290,15 @@ def _resumed() -> Generator[None, None, None]:
 class MarketPeek:
     """The `Peek` at one second."""
 
-    __slots__ = ("_fills", "_market", "_second", "account", "now")
+    __slots__ = ("_fills", "_market", "_second", "account", "markets", "now")
 
     def __init__(self, market: BacktestMarket, followed: BacktestAccount, second: int, now: datetime) -> None:
         self._market = market
         self._second = second
         self.account = followed.account
+        self.markets = market.markets
         self._fills = followed.fills
         self.now = now
-
-    @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._market.markets
 
     @property
     def symbols(self) -> Collection[str]:

@@ -116,7 +116,7 @@ class WorkflowSource(DecisionSource):
         self._model = model
         self.mask = mask
         self._inverse = None if mask is None else mask.inverse()
-        self._providers = {provider.name: provider}
+        self.provider = provider
         self._every_s = int(model.configuration.cadence.total_seconds())
         self._limits = InvocationLimits(
             _AGENT_TOKENS if model.is_external else settings.run_tokens_max,
@@ -153,7 +153,7 @@ class WorkflowSource(DecisionSource):
         session.record = record
         environment = self._environment(session)
         try:
-            await Workflow(record, self._providers, environment, EventBus(), self._limits).execute()
+            await Workflow(record, {self.provider.name: self.provider}, environment, EventBus(), self._limits).execute()
         finally:
             self._note(record, followed, now)
 
@@ -190,12 +190,7 @@ class AiSource(WorkflowSource):
     """Decision source of an AI model whose answers are stored."""
 
     is_asking = True
-
-    def __init__(
-        self, model: Model, provider: KeptAnswers, settings: Settings, ends_at: datetime, mask: Mask | None = None
-    ) -> None:
-        super().__init__(model, provider, settings, ends_at, mask)
-        self.provider = provider
+    provider: KeptAnswers
 
     async def run(self, session: AccountSession) -> None:
         """Run an invocation, unless the previous one is still running.
@@ -399,17 +394,13 @@ def read_recorded_run(folder: Path, option: str) -> tuple[RecordedRun, dict[str,
     :raises SettingsError: it is not the folder of a backtest
     """
     try:
-        recorded = decode_json(read_regular(folder / RESULT), RecordedRun, _of_text)
+        recorded = decode_json(read_regular(folder / RESULT), RecordedRun, lambda kind, text: kind(text))
         decisions = read_decisions(folder / DECISIONS)
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
             [f"{option} is {str(folder)!r}; it must be the folder of a backtest ({RESULT}, {DECISIONS}): {error}"]
         ) from None
     return recorded, decisions
-
-
-def _of_text(kind: type[Path], text: str) -> Path:
-    return kind(text)
 
 
 def recorded_invocation(

@@ -1,8 +1,8 @@
 """Specs: what a backtest runs on. The command, the function `run_backtest`, sweeps and exams make them."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import chain
@@ -84,11 +84,11 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.data is not None, "a backtest has a recording"
         return self.data
 
-    def placed(self) -> "Conditions":
-        """Return the same conditions with absolute paths."""
+    def placed(self, place: Callable[[Path], Path] = Path.absolute) -> "Conditions":
+        """Return the same conditions with each path at its place: by default, its absolute path."""
         names = ("data", "funding_folder", "markets_file")
-        placed = {name: path.absolute() for name in names if (path := getattr(self, name)) is not None}
-        return replace(self, **placed, own_data=tuple(path.absolute() for path in self.own_data))
+        placed = {name: place(path) for name in names if (path := getattr(self, name)) is not None}
+        return replace(self, **placed, own_data=tuple(map(place, self.own_data)))
 
 
 class Participants(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +119,12 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
     env_file: Path | None = None
     send_keys_to: tuple[str, ...] = ()
 
-    def placed(self) -> "Participants":
-        """Return the same entrants with the absolute path of the strategy's file."""
+    def placed(self, place: Callable[[Path], Path] = Path.absolute) -> "Participants":
+        """Return the same entrants with the strategy's file at its place."""
         if not isinstance(self.strategy, str):
             return self
         file, colon, class_name = self.strategy.rpartition(":")
-        return replace(self, strategy=f"{Path(file).absolute()}{colon}{class_name}") if file else self
+        return replace(self, strategy=f"{place(Path(file))}{colon}{class_name}") if file else self
 
 
 class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,14 +323,10 @@ def _funding(value: Any) -> tuple[Decimal | None, Path | None]:
         return None, None
     if Path(text := str(value)).is_dir():
         return None, Path(text)
-    try:
-        rate = Decimal(text)
-        is_rate = abs(rate) <= Decimal("0.1")
-    except ArithmeticError:  # not a number, or NaN
-        rate, is_rate = Decimal(0), False
-    if not is_rate:
-        raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
-    return rate, None
+    with suppress(ArithmeticError):  # not a number, or NaN
+        if abs(rate := Decimal(text)) <= Decimal("0.1"):
+            return rate, None
+    raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
 
 
 def guard_of(texts: Sequence[str] | None) -> dict[str, int]:
@@ -369,17 +365,3 @@ def every_of(cadence: str | None) -> str | None:
         return msgspec.convert({"every": cadence}, ModelConfiguration).every
     except msgspec.ValidationError:
         raise SettingsError([f"--cadence is {cadence!r}; it must be like 10s, 5m or 1h, at most 24h"]) from None
-
-
-def budget_of(text: str | None) -> Decimal | None:
-    """Return a budget in USD. Raise `SettingsError` unless it is an amount above 0."""
-    if text is None:
-        return None
-    try:
-        budget = Decimal(text)
-        is_amount = 0 < budget <= 1_000_000
-    except ArithmeticError:  # not a number at all, or NaN
-        budget, is_amount = Decimal(0), False
-    if not is_amount:
-        raise SettingsError([f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000"])
-    return budget

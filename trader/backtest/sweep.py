@@ -153,7 +153,9 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     base, conditions = spec.base, spec.base.conditions
     base.check()
     check_format(base.tables)
-    _check_params(base.entrants.strategy, spec.grid)
+    if base.entrants.strategy is not None:
+        for params in spec.grid:  # so that none fails only when its runs begin
+            load_strategy(base.entrants.strategy, params)
     last_seed = (conditions.seed or 0) + spec.seeds - 1
     _, source = await open_source(conditions, environ_of(replace(conditions, seed=last_seed)))
     start, last = moment_of(source.span.start), moment_of(source.span.stop - 1)
@@ -192,17 +194,6 @@ def _check_metric(by: str, period: SweepPeriod) -> None:
     hours, needed = (period.end - period.start + timedelta(seconds=1)) / HOUR, METRICS[by].hours_min
     if hours < needed:
         raise SettingsError([f"--by {by} needs runs of at least {needed} hours; these have {hours:.1f}"])
-
-
-def _check_params(reference: str | type[Any] | None, grid: Sequence[Mapping[str, str]]) -> None:
-    """Make the strategy with every combination of parameters, so that none fails only when its runs begin.
-
-    :raises SettingsError: a strategy cannot be made
-    """
-    if reference is None:
-        return
-    for params in grid:
-        load_strategy(reference, params)
 
 
 async def _carry_out(board: "_Board", spec: SweepSpec, folds: Sequence[tuple[SweepPeriod, SweepPeriod]]) -> list[Done]:

@@ -1,6 +1,5 @@
 """The trial ledger of backtests: one line per account and run, and deflated figures that count them."""
 
-import hashlib
 import itertools
 import math
 from collections import defaultdict
@@ -20,7 +19,7 @@ from trader.backtest.run import Backtest
 from trader.backtest.spec import data_files
 from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
-from trader.core.files import BYTES_MAX, append_lines, decode_json, open_regular, read_lines
+from trader.core.files import BYTES_MAX, append_lines, decode_json, file_digest, read_lines
 from trader.core.statistics import max_drawdown, over_risk
 
 TRIALS: Final = "trials.jsonl"
@@ -80,12 +79,6 @@ class KnownTrials(NamedTuple):
 def data_digests(data: Path, markets: Collection[str]) -> tuple[str, ...]:
     """Return the SHA-256 of each file that a backtest of these markets reads, in hexadecimal."""
     return tuple(map(file_digest, data_files(data, markets)))
-
-
-def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with open_regular(file) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:

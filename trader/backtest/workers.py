@@ -210,7 +210,12 @@ def carry_out(version: str, spec: BacktestSpec, shared: Sequence[tuple[str, File
                 target = Path(place).parent / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-        run = _relocated(spec, here)
+
+        def moved(path: Path) -> Path:
+            return Path(here.get(str(path), path))
+
+        conditions, entrants = spec.conditions.placed(moved), spec.entrants.placed(moved)
+        run = replace(spec, conditions=conditions, entrants=entrants, out=moved(spec.out), trials=moved(spec.trials))
         run.trials.parent.mkdir(exist_ok=True)
         run.trials.touch()
         known = run.trials.stat().st_size
@@ -223,30 +228,6 @@ def carry_out(version: str, spec: BacktestSpec, shared: Sequence[tuple[str, File
             for path, place in here.items():
                 written[RESULT] = written[RESULT].replace(place.encode(), path.encode())
         return Finished(written, process.stderr, process.returncode, run.trials.read_bytes()[known:])
-
-
-def _relocated(spec: BacktestSpec, paths: Mapping[str, str]) -> BacktestSpec:
-    """Return a spec with its paths replaced."""
-
-    def place(path: Path | None) -> Path | None:
-        return None if path is None else Path(paths.get(str(path), path))
-
-    conditions, strategy = spec.conditions, spec.entrants.strategy
-    names = ("data", "funding_folder", "markets_file")
-    if isinstance(strategy, str):
-        file, colon, class_name = strategy.rpartition(":")
-        strategy = f"{paths.get(file, file)}{colon}{class_name}"
-    return replace(
-        spec,
-        conditions=replace(
-            conditions,
-            **{name: place(getattr(conditions, name)) for name in names},
-            own_data=tuple(Path(paths.get(str(path), path)) for path in conditions.own_data),
-        ),
-        entrants=replace(spec.entrants, strategy=strategy),
-        out=place(spec.out),
-        trials=place(spec.trials),
-    )
 
 
 LENGTH: Final = struct.Struct(">I")

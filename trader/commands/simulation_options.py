@@ -1,6 +1,7 @@
 """Options that backtests and exams share: the participants that decide, and the conditions of their orders."""
 
 import argparse
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -9,10 +10,10 @@ import msgspec
 from trader.agents.domain.mask import MaskPart
 from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.backtest.models import CASSETTE
-from trader.backtest.spec import Participants, budget_of
+from trader.backtest.spec import Participants
 from trader.commands.command import argument_of, deadline_argument
 from trader.settings.dotenv import add_env_file_option
-from trader.settings.forms import Form, whole_number
+from trader.settings.forms import DECIMAL, Form, whole_number
 from trader.settings.settings import PRESETS
 
 _mask_argument: Final = argument_of(
@@ -21,6 +22,9 @@ _mask_argument: Final = argument_of(
         ".+",
         lambda text: msgspec.convert(text.split(","), frozenset[MaskPart]),
     )
+)
+_budget_argument: Final = argument_of(
+    Form("an amount above 0 and at most 1000000", DECIMAL, Decimal, lambda usd: 0 < usd <= 1_000_000)
 )
 
 
@@ -46,7 +50,12 @@ def add_participant_options(parser: argparse.ArgumentParser) -> None:
         help="a parameter of the strategy; in a backtest also a range such as window=10..50:10; may be repeated",
     )
     add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
-    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
+    add(
+        "--budget-usd",
+        type=_budget_argument,
+        metavar="USD",
+        help="maximum cost of asking; without it the command prints an estimate",
+    )
     add(
         "--cassette",
         type=Path,
@@ -77,16 +86,13 @@ def add_participant_options(parser: argparse.ArgumentParser) -> None:
 
 
 def participants_of(options: argparse.Namespace, **others: Any) -> Participants:
-    """Return the participants that the options describe, with the `others` of their fields.
-
-    :raises SettingsError: the budget is not an amount
-    """
+    """Return the participants that the options describe, with the `others` of their fields."""
     is_asking = options.models is not None or options.agent is not None
     return Participants(
         variants=tuple(options.variant or ()),
         strategy=options.strategy,
         models=options.models,
-        budget_usd=budget_of(options.budget_usd),
+        budget_usd=options.budget_usd,
         cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
         agents=tuple(options.agent or ()),
         deadline_s=options.deadline,

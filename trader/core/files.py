@@ -6,6 +6,7 @@ everything within the folder, must not be a link.
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -68,6 +69,12 @@ def read_lines(file: Path, bytes_max: int = STREAM_BYTES_MAX, *, below: Path | N
             if len(line) > LINE_BYTES_MAX:
                 raise _too_large(file, LINE_BYTES_MAX, "a line of ")
             yield line
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal. Raises `OSError`."""
+    with open_regular(file) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def decode_json(content: bytes, kind: type[T], dec_hook: Callable[[type, Any], Any] | None = None) -> T:

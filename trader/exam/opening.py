@@ -186,7 +186,7 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
         participants = replace(spec.entrants, confined=True)
         chosen = await choose_models(participants, environ, settings, span, stack, prices, count)
         entrants = [
-            Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
+            Examinee(_once(model), partial(renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
         entrants.append(Examinee(_once(NOTHING), _idle))
         room: ExamRoom
@@ -204,10 +204,6 @@ def _idle(model: Model, ends_at: datetime) -> DecisionSource:
 def _once(model: Model) -> Model:
     """Return a model that is asked once in each state."""
     return replace(model, configuration=replace(model.configuration, every=EVERY))
-
-
-def _renewed(model: Model, ends_at: datetime, *, source: DecisionSource, settings: Settings) -> DecisionSource:
-    return renewed(model, source, settings, ends_at)
 
 
 def _intervals(chosen: Chosen) -> list[Interval]:

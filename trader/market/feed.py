@@ -88,6 +88,8 @@ class MarketFeed:
         self._clock = clock
         self._patience = patience
         self.markets: Mapping[str, Market] = source.markets
+        self.trouble, self.open_interest = source.trouble, source.open_interest
+        self.funding_rate, self.known_funding_rate = source.funding_rate, source.known_funding_rate
         self.source_name = source.name
         self.identity = source.identity
         self.last_update_at: datetime | None = None
@@ -138,28 +140,12 @@ class MarketFeed:
         """Whether a recording has played to its end, so that no price is missing but no more will come."""
         return self.last_update_at is not None and self.last_update_at == self._source.ends_at
 
-    def trouble(self, symbol: str) -> str | None:
-        """Return why a market cannot be traded now regardless of its last quote, or None."""
-        return self._source.trouble(symbol)
-
     def troubles(self) -> str | None:
         """Return every reason for missing prices, or None."""
         if self._is_down:
             return self.last_error
         troubles = ((symbol, self.trouble(symbol)) for symbol in self.markets)
         return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in troubles if trouble is not None) or None
-
-    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        """Return the hourly funding rate due at a whole hour."""
-        return self._source.funding_rate(symbol, boundary)
-
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        """Return the hourly funding rate that the source has recorded for a whole hour; None if it has none."""
-        return self._source.known_funding_rate(symbol, boundary)
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        """Return the notional of all open positions in a market; None if the source does not report it."""
-        return self._source.open_interest(symbol)
 
     def begin_recording(self) -> None:
         """Start recording applied ticks, if there is a recorder. Call it when this process leads."""

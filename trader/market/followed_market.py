@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from decimal import Decimal
 from types import MappingProxyType
 
 import msgspec
 
 from trader.core.clock import Clock, LockstepClock, SystemClock
 from trader.database.relay import LeaderView, RelayedQuote, RelayReader
-from trader.market.domain.markets import Book, Candle, Interval, Market, Quote, Tick
+from trader.market.domain.markets import Book, Market, Quote, Tick
 from trader.market.sources.source import MarketSource
 
 
@@ -21,6 +20,8 @@ class FollowedMarket:
 
     def __init__(self, source: MarketSource, relay: RelayReader) -> None:
         self._source = source
+        self.history, self.candles, self.funding_rate = source.history, source.candles, source.funding_rate
+        self.known_funding_rate, self.open_interest = source.known_funding_rate, source.open_interest
         self._relay = relay
         self.name = source.name
         self.identity = source.identity
@@ -72,22 +73,6 @@ class FollowedMarket:
                 changed[relayed.symbol] = Quote(*relayed, _no_book)
                 self._quotes[relayed.symbol] = relayed, changed[relayed.symbol]
         return changed
-
-    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        async for tick in self._source.history(after, until):
-            yield tick
-
-    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        return await self._source.candles(symbol, interval, start, end)
-
-    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._source.funding_rate(symbol, boundary)
-
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return self._source.known_funding_rate(symbol, boundary)
-
-    def open_interest(self, symbol: str) -> Decimal | None:
-        return self._source.open_interest(symbol)
 
 
 def _no_book() -> Book:

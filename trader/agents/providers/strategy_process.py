@@ -7,7 +7,6 @@ like a caller's input.
 """
 
 import asyncio
-import hashlib
 import logging
 import os
 import sys
@@ -32,7 +31,7 @@ from trader.agents.strategy_files import DEADLINE_MAX_S, DECISIONS_MAX, LoadedSt
 from trader.agents.variants import VARIANTS
 from trader.core import tasks
 from trader.core.errors import ProviderError, SettingsError, StrategyError
-from trader.core.files import is_secret_name, open_regular
+from trader.core.files import file_digest, is_secret_name
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
 
@@ -221,8 +220,7 @@ async def start_strategy(begin: Begin, *, network: bool = False) -> StrategyProc
 
 def _prepared(reference: str, *, network: bool) -> tuple[str, list[str]]:
     """Return the SHA-256 of a strategy's file and the command that runs it. Raise `SettingsError`, `OSError`."""
-    with open_regular(_file_of(reference).resolve()) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), command(reference, network=network)
+    return file_digest(_file_of(reference).resolve()), command(reference, network=network)
 
 
 def _file_of(reference: str) -> Path:

@@ -1,7 +1,6 @@
 """Downloads of Binance's published monthly files: resumable, and verified before a file gets its final name."""
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -10,7 +9,7 @@ from typing import Final, Literal
 import aiohttp
 
 from trader.core.errors import MarketDataError
-from trader.core.files import SMALL_BYTES_MAX, append, open_appending, open_regular, read_regular
+from trader.core.files import SMALL_BYTES_MAX, append, file_digest, open_appending, read_regular
 from trader.market.sources.published import month_name
 
 BASE_URL: Final = "https://data.binance.vision"
@@ -68,7 +67,7 @@ class Downloader:
             unverified.rename(checksum)
         expected = _read_checksum(checksum, file.name)
         if path.exists():
-            if (actual := _sha256(path)) != expected:
+            if (actual := file_digest(path)) != expected:
                 raise MarketDataError(
                     f"{path}: its SHA-256 is {actual}, but its .CHECKSUM says {expected}. Remove the file and run the "
                     "command again."
@@ -77,7 +76,7 @@ class Downloader:
         part = path.with_name(f"{path.name}.part")
         if not await self._download(http, url, part, _FILE_BYTES_MAX):
             return "unpublished"
-        if (actual := _sha256(part)) != expected:
+        if (actual := file_digest(part)) != expected:
             part.unlink()
             raise MarketDataError(
                 f"{url}: the SHA-256 of the download is {actual}, but its .CHECKSUM says {expected}. The download was "
@@ -140,11 +139,6 @@ def _read_checksum(path: Path, name: str) -> str:
     if line is None or line[2] != name:
         raise MarketDataError(f"{path}: expected a SHA-256 and the name {name}, got {text[:100]!r}. Remove the file.")
     return line[1]
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(path: Path) -> int:

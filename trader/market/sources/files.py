@@ -8,8 +8,10 @@ import gzip
 import re
 import zlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
@@ -21,10 +23,10 @@ from statistics import median
 from typing import IO, Any, Final, NamedTuple, NoReturn, TextIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
-from trader.core.clock import moment_of
+from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import MarketDataError
 from trader.core.files import open_regular
-from trader.market.domain.markets import canonical_symbol
+from trader.market.domain.markets import Candle, canonical_symbol
 from trader.market.sources.forms import PLAIN_TIMES, CandleForm, Times
 
 _FILE_NAME: Final = re.compile(
@@ -90,15 +92,21 @@ class Minutes:
             10_000 * (high - low) / close for high, low, close in zip(self.high, self.low, self.close, strict=True)
         )
 
-    def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
-        """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
-        return (
-            self.open[begin],
-            max(self.high[begin:stop]),
-            min(self.low[begin:stop]),
-            self.close[stop - 1],
-            sum(self.volume[begin:stop]),
-        )
+    def joined(self, span: timedelta, first: datetime, last: datetime) -> Iterator[Candle]:
+        """Yield the candles of a span within [first, last), which are multiples of it; none where nothing traded."""
+        width = span // timedelta(minutes=1)
+        stop = bisect_left(self.minute, epoch_second(first) // 60)
+        for minute in range(epoch_second(first) // 60, epoch_second(last) // 60, width):
+            begin, stop = stop, bisect_left(self.minute, minute + width, stop)
+            if begin < stop:
+                yield Candle(
+                    moment_of(minute * 60),
+                    self.open[begin],
+                    max(self.high[begin:stop]),
+                    min(self.low[begin:stop]),
+                    self.close[stop - 1],
+                    sum(self.volume[begin:stop]),
+                )
 
     def append(self, row: FileRow) -> None:
         for column, value in zip(self.columns, row, strict=True):

@@ -1,7 +1,6 @@
 """Recorded source: replays a recording made with RECORD update by update, with the recorded books."""
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -188,7 +187,10 @@ class RecordedSource(QuietSource):
         if minutes is None:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span, recorded = INTERVALS[interval], self._candles.get((symbol, interval), {})
-        candles = dict(_joined(minutes, span, ceil_time(start, span), floor_time(end, span)))
+        # Only those that start after the recording starts and end before it ends.
+        first = ceil_time(max(start, moment_of(minutes.minute[0] * 60 + 60)), span)
+        last = floor_time(min(end, moment_of(minutes.minute[-1] * 60)), span)
+        candles = {candle.open_time: candle for candle in minutes.joined(span, first, last)}
         candles |= {at: candle for at, candle in recorded.items() if start <= at and at + span <= end}
         return [candles[at] for at in sorted(candles)]
 
@@ -198,15 +200,3 @@ class RecordedSource(QuietSource):
 
     def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
         return self._rates.get((symbol, boundary))
-
-
-def _joined(minutes: Minutes, span: timedelta, first: datetime, last: datetime) -> Iterator[tuple[datetime, Candle]]:
-    """Yield the candles of a span within [first, last) that start after the recording starts and end before it ends."""
-    width = span // timedelta(minutes=1)
-    begin = max(epoch_second(first) // 60, -(-(minutes.minute[0] + 1) // width) * width)
-    end = min(epoch_second(last) // 60, minutes.minute[-1] // width * width)
-    for minute in range(begin, end, width):
-        places = bisect_left(minutes.minute, minute), bisect_left(minutes.minute, minute + width)
-        if places[0] < places[1]:
-            at = moment_of(minute * 60)
-            yield at, Candle(at, *minutes.join(*places))

@@ -93,7 +93,9 @@ class ReplaySource(QuietSource):
         self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
-        self._recordings: dict[str, Recording] = {}
+        self.recordings: dict[str, Recording] = {}
+        """The recorded candles of each market."""
+
         self._funding: dict[str, Mapping[int, PublishedRate]] = {}
         self._first_minute = 0
         self._last_second = 0
@@ -125,7 +127,7 @@ class ReplaySource(QuietSource):
             if self._surcharge_below_bps is not None:
                 row = self.rows[symbol] = surcharged(row, minutes.range_bp, self._surcharge_below_bps)
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
-        self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
+        self.recordings = {symbol: recordings[symbol] for symbol in self.markets}
         self._set_range()
         self._note_listings()
         if self.seed is not None:
@@ -133,7 +135,7 @@ class ReplaySource(QuietSource):
 
     def use_seed(self, seed: Seed) -> None:
         self.seed = seed
-        for recording in self._recordings.values():
+        for recording in self.recordings.values():
             recording.seed = seed.value
 
     @property
@@ -142,7 +144,7 @@ class ReplaySource(QuietSource):
         return self._place_in_time if self.seed is None else f"{self._place_in_time}:{self.seed.name}"
 
     def _set_range(self) -> None:
-        recordings = self._recordings.values()
+        recordings = self.recordings.values()
         self._first_minute = min(recording.minutes.minute[0] for recording in recordings)
         last_minute = max(recording.minutes.minute[-1] for recording in recordings)
         first, last = moment_of(self._first_minute * 60), moment_of(last_minute * 60 + CLOSE_S)
@@ -166,7 +168,7 @@ class ReplaySource(QuietSource):
 
     def _note_listings(self) -> None:
         """Give the markets that begin or end within the span their times. Raise `StartError` for one without prices."""
-        for symbol, recording in self._recordings.items():
+        for symbol, recording in self.recordings.items():
             first, last = recording.minutes.minute[0] * 60, recording.minutes.minute[-1] * 60 + CLOSE_S
             begins_at = moment_of(first) if first > self._begin else None
             ends_at = moment_of(last) if last < self._last_second else None
@@ -185,13 +187,8 @@ class ReplaySource(QuietSource):
 
     def _last_pushed(self, second: int) -> int:
         """Return the last second up to `second` that has a tick: REPLAY_END may lie within a gap."""
-        ends = (recording.last_second(second) for recording in self._recordings.values())
+        ends = (recording.last_second(second) for recording in self.recordings.values())
         return max(end for end in ends if end is not None)
-
-    @property
-    def recordings(self) -> Mapping[str, "Recording"]:
-        """The recorded candles of each market."""
-        return self._recordings
 
     @property
     def funded_by_files(self) -> Collection[str]:
@@ -205,7 +202,7 @@ class ReplaySource(QuietSource):
 
     async def close(self) -> None:
         """Release the candles."""
-        self._recordings.clear()
+        self.recordings.clear()
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return make_clock(resume_at or moment_of(self._begin), self._speed)
@@ -222,14 +219,14 @@ class ReplaySource(QuietSource):
     async def prepare_paths(self, at: datetime) -> None:
         """Draw the week's paths up to this time in a thread, since that takes seconds."""
         for symbol in self._leading:
-            await asyncio.to_thread(self._recordings[symbol].prepare_paths, epoch_second(at) // 60)
+            await asyncio.to_thread(self.recordings[symbol].prepare_paths, epoch_second(at) // 60)
 
     def _walk(self, after: int, until: int) -> Iterator[Tick]:
         """Yield the ticks of the seconds in (after, until]. A second in which no market has a candle has none."""
         second = max(after + 1, self._first_minute * 60)
         while second <= until:
             minute = second // 60
-            playing = [recording.minute(minute) for recording in self._recordings.values()]
+            playing = [recording.minute(minute) for recording in self.recordings.values()]
             present = [played for played in playing if played is not None]
             next_minute = minute + 1 if present else self._next_minute(minute)
             for moment in range(second, min(until, minute * 60 + CLOSE_S) + 1) if present else ():
@@ -240,27 +237,19 @@ class ReplaySource(QuietSource):
     def _next_minute(self, minute: int) -> int:
         """Return the first minute after a gap."""
         return min(
-            (start for recording in self._recordings.values() if (start := recording.next_minute(minute)) is not None),
+            (start for recording in self.recordings.values() if (start := recording.next_minute(minute)) is not None),
             default=self._last_second // 60 + 1,
         )
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        recording = self._recordings.get(symbol)
+        recording = self.recordings.get(symbol)
         if recording is None:
             raise MarketUnavailable(f"{symbol} is not traded here")
-        span = INTERVALS[interval]
-        minutes = recording.minutes
+        span, minutes = INTERVALS[interval], recording.minutes
         # Leave out candles whose start or end was not recorded.
         first = ceil_time(max(start, moment_of(minutes.minute[0] * 60)), span)
         last = floor_time(min(end, moment_of(minutes.minute[-1] * 60 + 60)), span)
-        width = span // timedelta(minutes=1)
-        candles = []
-        stop = bisect_left(minutes.minute, epoch_second(first) // 60)
-        for minute in range(epoch_second(first) // 60, epoch_second(last) // 60, width):
-            begin, stop = stop, bisect_left(minutes.minute, minute + width, stop)
-            if begin < stop:
-                candles.append(Candle(moment_of(minute * 60), *minutes.join(begin, stop)))
-        return candles
+        return list(minutes.joined(span, first, last))
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         if symbol not in self._funding:
