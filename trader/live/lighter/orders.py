@@ -148,9 +148,10 @@ class LighterOrders:
         return await self._transactions.opened_since(since)
 
     async def _named(self, client_indexes: str) -> list[OrderRow]:
-        account_index, token = self._signer.account_index, self._signer.authorization()
-        asked: dict[str, str | int] = {"account_index": account_index, "client_order_indexes": client_indexes}
-        answer = await self._api.get("/api/v1/accountOrders", asked, ORDER_ROWS, authorization=token)
+        answer = await self._api.get(
+            "/api/v1/accountOrders", ORDER_ROWS, signer=self._signer,
+            account_index=self._signer.account_index, client_order_indexes=client_indexes,
+        )  # fmt: skip
         return self._frames.learn(answer.orders or [])
 
     async def _place(self, order: VenueOrder, terms: Sequence[OrderTerms], remember: Remember) -> SendOutcome:

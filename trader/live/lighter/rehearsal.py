@@ -173,10 +173,9 @@ class LighterRehearsal(LighterCloser):
 
     async def _until(self, name: str, more: dict[str, Any], rows: str, status: str | None = None) -> list[Any]:
         """Return rows once there are some. Raise `MarketDataError` when the venue shows none in time."""
-        ends, token = monotonic() + _SHOWN_WITHIN_S, self._signer.authorization()
-        parameters = {"account_index": self._signer.account_index, **more}
+        ends, parameters = monotonic() + _SHOWN_WITHIN_S, {"account_index": self._signer.account_index, **more}
         while True:
-            answer = await self._api.get(f"/api/v1/{name}", parameters, _RAW, authorization=token)
+            answer = await self._api.get(f"/api/v1/{name}", _RAW, signer=self._signer, **parameters)
             self.payloads[f"http_{name}_{status or 'rows'}"] = answer
             found: list[Any] = answer[rows] or []
             if found and (status is None or found[0]["status"] == status):
