@@ -149,8 +149,7 @@ class LiveAccount:
 
     def _is_look_due(self) -> bool:
         """Return whether to ask the venue: always, unless it pushes each change and none was missed."""
-        feed = self._outbox.feed
-        if feed is None or not feed.following or feed.following != self._looked_following:
+        if not self._outbox.following or self._outbox.following != self._looked_following:
             return True
         is_open = self._is_hinted or self.trouble is not None or not self._reconciler.agrees
         is_idle = self._context.venue.budget.used_share < _IDLE_SHARE
@@ -201,7 +200,7 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            following = 0 if self._outbox.feed is None else self._outbox.feed.following
+            following = self._outbox.following
             steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
             if looks:
                 self._looked_at, self._is_hinted = self._synchronized_at, False
@@ -218,13 +217,12 @@ class LiveAccount:
         async with self.lock:
             try:
                 await self._outbox.refresh()
-                held = dict((await self._outbox.report()).positions)
-                for symbol, position in self._ledger.account.positions.items():
-                    held[symbol] = held.get(symbol, ZERO) - position.side.direction * position.quantity
+                theirs, ours = (await self._outbox.records.report()).positions, self._ledger.held
                 left = {
                     f"{format_decimal(quantity)} {symbol} at the venue": why
-                    for symbol, quantity in held.items()
-                    if quantity and (why := await self._outbox.close_unrecorded(symbol, quantity)) is not None
+                    for symbol in {**theirs, **ours}
+                    if (quantity := theirs.get(symbol, ZERO) - ours.get(symbol, ZERO))
+                    and (why := await self._outbox.close_unrecorded(symbol, quantity)) is not None
                 }
             except MarketDataError as error:
                 left = {"what the venue holds": f"it cannot be read now: {error}"}
