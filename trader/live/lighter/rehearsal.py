@@ -16,7 +16,7 @@ from trader.core.money import ZERO
 from trader.live.domain.orders import CLIENT_INDEX_MAX
 from trader.live.lighter.api import Listing
 from trader.live.lighter.closer import LighterCloser
-from trader.live.lighter.signer import OrderTerms, Signed
+from trader.live.lighter.signer import OrderTerms
 from trader.live.lighter.transactions import INDEX_EXISTS, SendAnswer
 from trader.live.venue import Steps
 
@@ -159,10 +159,8 @@ class LighterRehearsal(LighterCloser):
             raise MarketDataError(answer.reason)
 
     async def _canceled(self, index: int) -> None:
-        def sign(nonce: int) -> Signed:
-            return self._signer.cancel_order(self._listing.market_id, index, nonce=nonce)
-
-        if not await self._sent("the cancellation", sign):
+        market_id = self._listing.market_id
+        if not await self._sent("canceling", lambda nonce: self._signer.cancel_order(market_id, index, nonce=nonce)):
             raise MarketDataError("the venue does not cancel the order")
         await self._shown(index, "canceled")
 

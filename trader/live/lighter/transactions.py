@@ -61,10 +61,6 @@ class SendAnswer(msgspec.Struct, frozen=True):
     code: int = 0
     reason: str = ""
 
-    @property
-    def is_busy(self) -> bool:
-        return self.code in BUSY
-
 
 class Transactions:
     """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
