@@ -23,6 +23,7 @@ from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderStatu
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder, VenueOrderType
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
+from trader.live.budget import RequestBudget
 from trader.live.domain.orders import Placed, Refused, SendOutcome, Unknown, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
 from trader.live.drift import DriftRecorder
@@ -50,6 +51,7 @@ class MemoryAccount:
 
     def __init__(self, clock: Clock, prices: Mapping[str, Decimal]) -> None:
         self.orders = self.records = self
+        self.feed = template.TemplateFeed()
         self.sent: dict[int, VenueOrder] = {}
         self.states: dict[int, VenueOrderState] = {}
         self.fills: list[VenueFill] = []
@@ -114,7 +116,7 @@ class MemoryAccount:
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         return ZERO, ZERO
 
-    async def fills_of(self, venue_index: int) -> list[VenueFill]:
+    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
         return [fill for fill in self.fills if fill.trade_id == venue_index]
 
     async def fills_since(self, since: datetime) -> list[VenueFill]:
@@ -156,10 +158,13 @@ class MemoryVenue:
 
     def __init__(self, clock: Clock, prices: Mapping[str, Decimal]) -> None:
         self.source = ScriptedSource()
+        self.budget = RequestBudget(60, per_kind=40)
         self.only_account = MemoryAccount(clock, prices)
         self.is_proven = self.is_halted = self.is_closed = False
 
-    def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> ScriptedSource:
+    def make_source(
+        self, settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+    ) -> ScriptedSource:
         return self.source
 
     def make_accounts(self, settings: Settings) -> "MemoryVenue":
