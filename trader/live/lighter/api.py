@@ -77,7 +77,7 @@ class VenueRefusal(MarketDataError):
 
 
 class _Code(msgspec.Struct):
-    code: int | None = None
+    code: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Detail(msgspec.Struct):
@@ -148,7 +148,7 @@ class Listing(msgspec.Struct, frozen=True):
 def code_of(body: bytes | str | None) -> int:
     """Return the venue's code in an answer, or 0 without one."""
     try:
-        return _CODE.decode(body or b"{}").code or 0
+        return _CODE.decode(body or b"{}").code or 0  # UNSET is false
     except msgspec.DecodeError:
         return 0
 
@@ -292,7 +292,7 @@ class LighterApi:
             raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {_excerpt(body)}")
         try:
             code = _CODE.decode(body).code
-            if code in (None, _OK):
+            if code is msgspec.UNSET or code == _OK:
                 return decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
