@@ -157,6 +157,7 @@ class MemoryVenue:
 
     def __init__(self, clock: Clock, prices: Mapping[str, Decimal]) -> None:
         self.source = ScriptedSource()
+        self.budget = RequestBudget(60, per_kind=40)
         self.only_account = MemoryAccount(clock, prices)
         self.budget = RequestBudget(60, per_kind=40)
         self.is_proven = self.is_halted = self.is_closed = False

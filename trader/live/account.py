@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -94,7 +95,6 @@ class LiveAccount:
         """Place an order. Raise `OrderUndecided` while its outcome is unknown."""
         async with self.lock:
             unready = await self._refusal_unless_ready()
-            self._refuse_to_send_again(order)
             if (earlier := await self._earlier_answer(order)) is not None:
                 return earlier
             if (refusal := unready or self._refusal(order)) is not None:
@@ -149,8 +149,7 @@ class LiveAccount:
 
     def _is_look_due(self) -> bool:
         """Return whether to ask the venue: always, unless it pushes each change and none was missed."""
-        feed = self._outbox.feed
-        if feed is None or not feed.following or feed.following != self._looked_following:
+        if not self._outbox.following or self._outbox.following != self._looked_following:
             return True
         is_open = self._is_hinted or self.trouble is not None or not self._reconciler.agrees
         is_idle = self._context.venue.budget.used_share < _IDLE_SHARE
@@ -201,11 +200,12 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
-            following = 0 if self._outbox.feed is None else self._outbox.feed.following
+            following = self._outbox.following
             steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
             if looks:
                 self._looked_at, self._is_hinted = self._synchronized_at, False
-                steps += [self._book_funding, self._reconciler.compare, self._read_fees]
+                book_funding = partial(self._ledger.book_funding, self._outbox.records)
+                steps += [book_funding, self._reconciler.compare, self._read_fees]
             await run_each(act() for step in steps for act in (self._exits.execute, step))
             if looks:
                 self._failures, self._looked_following = 0, following
@@ -218,21 +218,17 @@ class LiveAccount:
         async with self.lock:
             try:
                 await self._outbox.refresh()
-                held = dict((await self._outbox.report()).positions)
-                for symbol, position in self._ledger.account.positions.items():
-                    held[symbol] = held.get(symbol, ZERO) - position.side.direction * position.quantity
+                theirs, ours = (await self._outbox.records.report()).positions, self._ledger.held
                 left = {
                     f"{format_decimal(quantity)} {symbol} at the venue": why
-                    for symbol, quantity in held.items()
-                    if quantity and (why := await self._outbox.close_unrecorded(symbol, quantity)) is not None
+                    for symbol in {**theirs, **ours}
+                    if (quantity := theirs.get(symbol, ZERO) - ours.get(symbol, ZERO))
+                    and (why := await self._outbox.close_unrecorded(symbol, quantity)) is not None
                 }
             except MarketDataError as error:
                 left = {"what the venue holds": f"it cannot be read now: {error}"}
         self.wake()
         return left
-
-    async def _book_funding(self) -> None:
-        await self._ledger.book_funding(self._outbox.records)
 
     async def _read_fees(self) -> None:
         """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""
@@ -309,19 +305,17 @@ class LiveAccount:
         (answer,) = posting.answers
         return answer
 
-    def _refuse_to_send_again(self, order: Order) -> None:
-        """Raise `OrderUndecided` for a sent order whose answer is still unknown."""
-        name = order.client_order_id
-        if name is not None and any(
-            sent.request is not None and sent.request.client_order_id == name for sent in self.sent
-        ):
-            raise self._order_undecided(order.symbol)
-
     async def _earlier_answer(self, order: Order) -> OrderAnswer | None:
-        """Return the answer that a synchronization or a canceled call booked while the order's caller waited."""
-        if order.client_order_id is None:
+        """Return the answer that a synchronization or a canceled call booked while the order's caller waited.
+
+        :raises OrderUndecided: the order was sent, and its answer is still unknown
+        """
+        name = order.client_order_id
+        if name is None:
             return None
-        return await first_answer(self._context.database, self.account_id, order.client_order_id)
+        if any(sent.request is not None and sent.request.client_order_id == name for sent in self.sent):
+            raise self._order_undecided(order.symbol)
+        return await first_answer(self._context.database, self.account_id, name)
 
     def _order_undecided(self, symbol: str) -> OrderUndecided:
         self.wake()

@@ -7,7 +7,7 @@ ones, and the last part of it only for closing.
 
 import asyncio
 from bisect import insort
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -87,8 +87,7 @@ class RequestBudget:
         self._now_s = now_s
         self._per_kind = per_kind
         self._minute_s = minute_s
-        self._requests: deque[tuple[float, int]] = deque()
-        self._kinds: defaultdict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        self._requests: deque[tuple[float, int, int | None]] = deque()
         self._waiting: list[tuple[Priority, int]] = []
         self._numbers = count()
 
@@ -115,21 +114,15 @@ class RequestBudget:
                 await asyncio.sleep(_PULSE_S)
         finally:
             self._waiting.remove(ticket)
-        self._requests.append((self._now_s(), weight))
-        if kind is not None:
-            self._kinds[kind].append((self._now_s(), weight))
+        self._requests.append((self._now_s(), weight, kind))
 
     def _fits(self, priority: Priority, weight: int, kind: int | None) -> bool:
         share, used = _SHARES[priority], self._used() + (weight if self.is_weighted else 1)
-        of_kind = 0 if kind is None else len(self._recent(self._kinds[kind])) + 1
+        of_kind = 0 if kind is None else sum(other == kind for *_, other in self._requests) + 1
         return used <= share * self.per_minute and of_kind <= share * self._per_kind
 
     def _used(self) -> int:
-        spent = self._recent(self._requests)
-        return sum(weight for _, weight in spent) if self.is_weighted else len(spent)
-
-    def _recent(self, spent: deque[tuple[float, int]]) -> deque[tuple[float, int]]:
-        since_s = self._now_s() - self._minute_s * _MARGIN
+        since_s, spent = self._now_s() - self._minute_s * _MARGIN, self._requests
         while spent and spent[0][0] <= since_s:
             spent.popleft()
-        return spent
+        return sum(weight for _, weight, _ in spent) if self.is_weighted else len(spent)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import cached_property
 from typing import Final
 
@@ -76,6 +77,11 @@ class AccountLedger:
     @property
     def account(self) -> Account:
         return self._context.accounts.by_id[self.account_id]
+
+    @property
+    def held(self) -> dict[str, Decimal]:
+        """The signed quantities of the positions by market."""
+        return {symbol: each.side.direction * each.quantity for symbol, each in self.account.positions.items()}
 
     def require_term(self) -> int:
         """Return the term of this process. Raise `Unavailable` once it is over: nothing is sent after that."""
@@ -213,7 +219,8 @@ class AccountLedger:
         if not self.is_funding_awaited:
             return
         positions = self.account.positions
-        payments = await self.unbooked_payments(records, min(each.funded_until for each in positions.values()))
+        since = min(each.funded_until for each in positions.values())
+        payments = await self.unbooked_payments(await records.fundings_since(since), since)
         now = self._context.clock.now()
         now = min(now, records.answered_at or now)  # ours may be ahead
         hour = floor_time(now, _HOUR)
@@ -221,10 +228,6 @@ class AccountLedger:
         for payment in payments:
             until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
         await self._book_payments(payments, until)
-
-    async def unbooked_payments(self, records: AccountRecords, since: datetime) -> list[VenueFunding]:
-        """Return the venue's unbooked payments since `since`. Raise as `book_funding` does."""
-        return await self._without_booked(await records.fundings_since(since), since)
 
     async def book_funding_before(self, records: AccountRecords, symbol: str, at: datetime) -> None:
         """Book the funding due on a position that changes at `at`: the venue's figure if shown, else the formula's."""
@@ -240,9 +243,10 @@ class AccountLedger:
             rate = market.funding_rate(symbol, boundary)
             amount = -position.side.direction * position.quantity * market.marks[symbol] * rate
             payments.append(VenueFunding(symbol, boundary, position.quantity, rate, amount))
-        await self._book_payments(await self._without_booked(payments, position.funded_until), {symbol: hour})
+        await self._book_payments(await self.unbooked_payments(payments, position.funded_until), {symbol: hour})
 
-    async def _without_booked(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
+    async def unbooked_payments(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
+        """Return those of the payments since `since` that are not booked."""
         async with self._context.database.connection() as conn:
             booked = await store.select_funded_hours(conn, self.account.run.id, since)
         return [payment for payment in payments if (payment.symbol, payment.boundary) not in booked]

@@ -32,9 +32,8 @@ from trader.live.domain.orders import (
     client_index_of,
 )
 from trader.live.domain.protective_orders import CAUSES, reachable_price
-from trader.live.domain.reconciliation import VenueReport
 from trader.live.ledger import AccountLedger, LiveContext, run_each
-from trader.live.venue import AccountFeed, AccountRecords, VenueAccount
+from trader.live.venue import AccountRecords, VenueAccount
 from trader.market.domain.markets import Quote
 
 log = logging.getLogger("trader.live")
@@ -99,9 +98,9 @@ class Outbox:
         return "; ".join(texts) or None
 
     @property
-    def feed(self) -> AccountFeed | None:
-        """What the venue pushes about the account; None before the first `refresh`."""
-        return None if self._venue is None else self._venue.feed
+    def following(self) -> int:
+        """The number of the subscription by which the venue pushes each change; 0 while there is none."""
+        return 0 if self._venue is None else self._venue.feed.following
 
     @property
     def records(self) -> AccountRecords:
@@ -134,10 +133,6 @@ class Outbox:
         self._ledger.require_term()  # an account halted at the end of the term has just been reopened
         self._venue = account
         account.feed.listener = self._wake
-
-    async def report(self) -> VenueReport:
-        """Return everything that the venue holds for the account. Raise `MarketDataError`."""
-        return await self.records.report()
 
     # One order
 
@@ -217,9 +212,8 @@ class Outbox:
         assert sent.venue_index is not None
         unbooked = await self._ledger.unbooked(await self.records.fills_of(sent.venue_index))
         quantity = sum((fill.quantity for fill in unbooked), ZERO)
-        held = self._ledger.account.positions.get(sent.symbol)
-        ours = sent.order.side.direction * quantity + (ZERO if held is None else held.side.direction * held.quantity)
-        theirs = (await self.report()).positions.get(sent.symbol, ZERO)
+        ours = self._ledger.held.get(sent.symbol, ZERO) + sent.order.side.direction * quantity
+        theirs = (await self.records.report()).positions.get(sent.symbol, ZERO)
         if not sent.is_protective and ours != theirs:
             return False
         log.error("%s: the venue no longer knows order %d", sent.account_id, sent.client_index)
@@ -246,9 +240,6 @@ class Outbox:
     @property
     def _transaction_lasts(self) -> timedelta:
         return timedelta(seconds=self._account.expires_s) + _EXPIRY_MARGIN
-
-    async def _find(self, client_index: int) -> VenueOrderState | None:
-        return (await self._account.orders.find_all([client_index])).get(client_index)
 
     def _undecided(self) -> list[SentOrder]:
         orders = self._ledger.open_orders.items()
@@ -369,7 +360,8 @@ class Outbox:
         for read in range(_READS_MAX):
             if read:
                 await self._account.orders.pause()
-                state = await self._find(sent.client_index) or state
+                states = await self._account.orders.find_all([sent.client_index])
+                state = states.get(sent.client_index, state)
             if not state.is_final and sent.order.type is VenueOrderType.MARKET:
                 continue
             fills = await self.records.fills_of(state.venue_index, state.filled) if state.filled else []

@@ -81,16 +81,16 @@ class Reconciler:
 
     async def compare(self) -> None:
         """Compare, apply the rules, and compare again after any action. Raise as `Outbox.refresh` does."""
-        report = await self._outbox.report()
+        report = await self._outbox.records.report()
         if differences := self._compared(report):
             # Fills since the last read of an order are not a difference.
             await self._outbox.poll()
-            report = await self._outbox.report()
+            report = await self._outbox.records.report()
             differences = self._compared(report)
         self._announce(differences)
         acted = [await self._act(difference, report) for difference in self._settled(differences)]
         if await self._explain(differences, report) or any(acted):
-            differences = self._compared(await self._outbox.report())
+            differences = self._compared(await self._outbox.records.report())
             self._announce(differences)
         stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
         self.trouble = "; ".join(map(str, stopping)) or None
@@ -123,7 +123,7 @@ class Reconciler:
         missing = (terms for terms in self._protective_orders.wanted() if terms not in standing)
         wanted |= {-number: _protective_order(terms) for number, terms in enumerate(missing, start=1)}
         return LedgerReport(
-            positions=_signed_positions(account),
+            positions=self._ledger.held,
             protective_orders=wanted,
             resting=frozenset(
                 index
@@ -197,11 +197,11 @@ class Reconciler:
         fills = [trade for trade in await records.fills_since(since) if trade.symbol == symbol]
         unbooked = await ledger.unbooked(fills)
         foreign = [fill for fill in unbooked if fill.client_index not in ledger.open_orders]
-        held = _signed_positions(ledger.account).get(symbol, ZERO)
+        held = ledger.held.get(symbol, ZERO)
         held += sum((fill.side.direction * fill.quantity for fill in foreign), ZERO)
         if not foreign or held != report.positions.get(symbol, ZERO):
             return
-        payments = await ledger.unbooked_payments(records, since)
+        payments = await ledger.unbooked_payments(await records.fundings_since(since), since)
         log.warning("%s: booked %d trades of %s that none of our orders made", ledger.account_id, len(foreign), symbol)
         marks, rules, clock = context.market.marks, context.rules, context.clock
         await ledger.commit(lambda account: book_foreign_trades(account, foreign, payments, marks, rules, clock.now()))
@@ -213,10 +213,6 @@ class Reconciler:
             async with self._context.database.writing() as conn:
                 await store.update_agreed_at(conn, self._ledger.account_id, now)
             self._recorded_at = now
-
-
-def _signed_positions(account: Account) -> dict[str, Decimal]:
-    return {symbol: position.side.direction * position.quantity for symbol, position in account.positions.items()}
 
 
 def _balance(account: Account) -> Decimal:

@@ -33,7 +33,7 @@ from trader.live.domain.orders import (
 from trader.live.domain.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
 from trader.live.lighter.account import LighterAccount, open_account, prove_access
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.records import signed_quantity
+from trader.live.lighter.rows import PositionRow
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, OrderTerms, Signed
 from trader.live.lighter.transactions import REFUSALS
 from trader.settings.forms import Secret
@@ -534,18 +534,18 @@ async def test_an_impossible_position_is_an_error(
     venue_and_account: tuple[FakeExchange, LighterAccount], sign: int, size: Decimal
 ) -> None:
     venue, account = venue_and_account
-    with pytest.raises(ValueError, match="is impossible"):
-        signed_quantity(sign, size)
+    with pytest.raises(MarketDataError, match="is impossible"):
+        assert PositionRow(BTC, sign, size, D(1)).quantity
     if size.is_finite():
-        shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1"}
+        shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1", "symbol": "BTC"}
         venue.positions_shown = [shown]
         with pytest.raises(MarketDataError, match="BTC: a position of sign"):
             (await account.records.report()).positions.get("BTC", D(0))
 
 
 def test_a_signed_quantity_needs_sign_plus_minus_or_zero() -> None:
-    assert [signed_quantity(sign, D("0.5")) for sign in (1, -1)] == [D("0.5"), D("-0.5")]
-    assert [signed_quantity(sign, D("0.0000")) for sign in (1, -1, 0)] == [0, 0, 0]
+    assert [PositionRow(BTC, sign, D("0.5"), D(1)).quantity for sign in (1, -1)] == [D("0.5"), D("-0.5")]
+    assert [PositionRow(BTC, sign, D("0.0000"), D(1)).quantity for sign in (1, -1, 0)] == [0, 0, 0]
 
 
 def test_client_indexes_are_stable_and_in_the_venues_range() -> None:

@@ -101,6 +101,8 @@ async def test_candles_of_an_unknown_market_are_refused(source: VenueSource) -> 
         (web.Response(text="<html>"), "cannot be decoded"),
         (web.Response(text='{"code":200,"c":[{"t":"now"}]}'), "cannot be decoded"),
         (web.Response(text='{"code":20001,"message":"invalid param"}'), "code 20001.*invalid param"),
+        (web.Response(text='{"code":20001,"c":7}'), "code 20001"),
+        (web.Response(text='{"code":null}'), "cannot be decoded"),
         (web.Response(status=302, headers={"Location": "http://elsewhere.invalid/"}), "status 302"),
     ],
 )

@@ -91,12 +91,12 @@ def book_payments(
     """
     update = AccountUpdate(account, rules, marks, now)
     for symbol, held in account.positions.items():
-        position, last = held, until.get(symbol, held.funded_until)
+        last = until.get(symbol, held.funded_until)
         for payment in sorted(payments, key=attrgetter("boundary")):
-            if payment.symbol == symbol and position.funded_until < payment.boundary <= last:
-                position = update.book_funding(position, payment.boundary, payment.rate, payment.amount, marks[symbol])
-        if position.funded_until < last:
-            update.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
+            if payment.symbol == symbol:
+                _receive(update, payment, before=last)
+        if update.positions[symbol].funded_until < last:
+            update.positions[symbol] = msgspec.structs.replace(update.positions[symbol], funded_until=last)
             update.next_sequence()
     return update.posting() if update.has_changes else None
 

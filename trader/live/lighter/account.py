@@ -40,17 +40,11 @@ class _Key(msgspec.Struct):
     api_key_index: int
 
 
-class _Mode(msgspec.Struct):
-    account_trading_mode: int = _CLASSIC
+class _Keys(msgspec.Struct):
+    api_keys: list[_Key]
 
 
-class _Access(msgspec.Struct):
-    api_keys: list[_Key] = []
-    accounts: list[_Mode] = []
-    code: int = 200
-
-
-_ACCESS: Final = msgspec.json.Decoder(_Access)
+_KEYS: Final = msgspec.json.Decoder(_Keys)
 
 
 @dataclass(frozen=True)
@@ -147,13 +141,11 @@ async def prove_access(api: LighterApi, signer: Signer) -> None:
     """Prove that the venue knows the signer's key, and that the account can be traded. Raise as `account` does."""
     index, key_index = signer.account_index, signer.key_index
     try:
-        (account,) = (await api.get("/api/v1/account", {"by": "index", "value": index}, _ACCESS)).accounts
+        account = await api.account(index)
     except VenueRefusal as error:
         if error.code != _NO_ACCOUNT:
             raise
         raise StartError(f"The venue has no account {index}: correct VENUE_ACCOUNT_INDEX or the model's.") from error
-    except ValueError as error:
-        raise StartError(f"The venue does not show one account with index {index}.") from error
     if account.account_trading_mode != _CLASSIC:
         raise StartError(
             f"The venue's account {index} is in the unified mode, whose spot balances are margin, too. Switch it to "
@@ -163,8 +155,8 @@ async def prove_access(api: LighterApi, signer: Signer) -> None:
         await api.take("apikeys")
         if await signer.mismatch() is None:
             return
-        parameters: dict[str, str | int] = {"account_index": index, "api_key_index": _ALL_KEYS}
-        known = [key.api_key_index for key in (await api.get("/api/v1/apikeys", parameters, _ACCESS)).api_keys]
+        answer = await api.get("/api/v1/apikeys", _KEYS, account_index=index, api_key_index=_ALL_KEYS)
+        known = [key.api_key_index for key in answer.api_keys]
         if key_index not in known:
             raise StartError(
                 f"The venue has no API key with index {key_index} for account {index}; registered are "

@@ -1,4 +1,4 @@
-"""Client of Lighter's REST interface, and its public calls: market rules, candles and funding.
+"""Client of Lighter's REST interface, and its public calls: market rules, candles, funding and accounts.
 
 The shapes follow the venue's OpenAPI document (https://apidocs.lighter.xyz). Units differ by call: candle requests
 use milliseconds, funding requests seconds; a funding rate is percent of the notional for one hour, without a
@@ -21,6 +21,8 @@ from trader.core.clock import EPOCH, epoch_second, moment_of
 from trader.core.errors import MarketDataError
 from trader.live.budget import OrderLimits, RequestBudget
 from trader.live.lighter.book import BookChange, LevelChange
+from trader.live.lighter.rows import AccountRow
+from trader.live.lighter.signer import Signer
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.settings.settings import Settings
 
@@ -75,7 +77,7 @@ class VenueRefusal(MarketDataError):
 
 
 class _Code(msgspec.Struct):
-    code: int = 0
+    code: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Detail(msgspec.Struct):
@@ -94,7 +96,6 @@ class _Detail(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     order_book_details: list[_Detail]
-    code: int = _OK
 
 
 class _Candle(msgspec.Struct):
@@ -110,7 +111,6 @@ class _Candle(msgspec.Struct):
 
 class _Candles(msgspec.Struct):
     c: list[_Candle] | None = None
-    code: int = _OK
 
 
 class _BookOrder(msgspec.Struct):
@@ -121,7 +121,10 @@ class _BookOrder(msgspec.Struct):
 class _BookOrders(msgspec.Struct):
     asks: list[_BookOrder] | None = None
     bids: list[_BookOrder] | None = None
-    code: int = _OK
+
+
+class _Accounts(msgspec.Struct):
+    accounts: list[AccountRow]
 
 
 class _FundingRate(msgspec.Struct):
@@ -132,7 +135,6 @@ class _FundingRate(msgspec.Struct):
 
 class _FundingRates(msgspec.Struct):
     fundings: list[_FundingRate] | None = None
-    code: int = _OK
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -146,7 +148,7 @@ class Listing(msgspec.Struct, frozen=True):
 def code_of(body: bytes | str | None) -> int:
     """Return the venue's code in an answer, or 0 without one."""
     try:
-        return _CODE.decode(body or b"{}").code
+        return _CODE.decode(body or b"{}").code or 0  # UNSET is false
     except msgspec.DecodeError:
         return 0
 
@@ -196,7 +198,7 @@ class LighterApi:
 
     async def listings(self) -> Mapping[str, Listing]:
         """Return the perpetual markets by symbol. Omit and log a market with impossible rules."""
-        details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
+        details = await self.get("/api/v1/orderBookDetails", _DETAILS, filter="perp")
         listings = {}
         for detail in details.order_book_details:
             if detail.market_type != "perp":  # an id does not tell the type
@@ -219,8 +221,7 @@ class LighterApi:
 
     async def book(self, market_id: int) -> BookChange:
         """Return the levels of the best 250 resting orders of each side."""
-        parameters: dict[str, str | int] = {"market_id": market_id, "limit": ORDERS_PER_CALL}
-        orders = await self.get("/api/v1/orderBookOrders", parameters, _BOOK_ORDERS)
+        orders = await self.get("/api/v1/orderBookOrders", _BOOK_ORDERS, market_id=market_id, limit=ORDERS_PER_CALL)
         return BookChange(nonce=0, asks=_levels(orders.asks or ()), bids=_levels(orders.bids or ()))
 
     async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
@@ -229,14 +230,15 @@ class LighterApi:
         candles: dict[datetime, Candle] = {}
         while start < end:
             stop = min(end, start + CANDLES_PER_CALL * span)
-            parameters: dict[str, str | int] = {
-                "market_id": market_id,
-                "resolution": interval,
-                "start_timestamp": (start - EPOCH) // _MILLISECOND,
-                "end_timestamp": (stop - EPOCH) // _MILLISECOND - 1,
-                "count_back": CANDLES_PER_CALL,
-            }
-            answer = await self.get("/api/v1/candles", parameters, _CANDLES)
+            answer = await self.get(
+                "/api/v1/candles",
+                _CANDLES,
+                market_id=market_id,
+                resolution=interval,
+                start_timestamp=(start - EPOCH) // _MILLISECOND,
+                end_timestamp=(stop - EPOCH) // _MILLISECOND - 1,
+                count_back=CANDLES_PER_CALL,
+            )
             for candle in map(_candle, answer.c or ()):
                 if candle is not None and start <= candle.open_time < stop:
                     candles[candle.open_time] = candle
@@ -248,33 +250,36 @@ class LighterApi:
         rates = {}
         while start <= end:
             stop = min(end, start + FUNDINGS_PER_CALL * _HOUR)
-            parameters: dict[str, str | int] = {
-                "market_id": market_id,
-                "resolution": "1h",
-                "start_timestamp": epoch_second(start),
-                "end_timestamp": epoch_second(stop),
-                "count_back": FUNDINGS_PER_CALL,
-            }
-            answer = await self.get("/api/v1/fundings", parameters, _FUNDING_RATES)
+            answer = await self.get(
+                "/api/v1/fundings",
+                _FUNDING_RATES,
+                market_id=market_id,
+                resolution="1h",
+                start_timestamp=epoch_second(start),
+                end_timestamp=epoch_second(stop),
+                count_back=FUNDINGS_PER_CALL,
+            )
             for row in answer.fundings or ():
                 rates[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
             start = stop + _HOUR
         return rates
+
+    async def account(self, index: int) -> AccountRow:
+        """Return what an account holds."""
+        accounts = (await self.get("/api/v1/account", _ACCOUNTS, by="index", value=index)).accounts
+        if len(accounts) != 1:
+            raise MarketDataError(f"the venue shows {len(accounts)} accounts instead of one")
+        return accounts[0]
 
     async def take(self, path: str, kind: int | None = None) -> None:
         """Take a request from the budget. Raise `MarketDataError` if there is none left for it."""
         await self.budget.take(_WEIGHTS.get(path.rpartition("/")[2], _WEIGHT), kind=kind)
 
     async def get(
-        self,
-        path: str,
-        parameters: Mapping[str, str | int],
-        decoder: "msgspec.json.Decoder[T]",
-        *,
-        authorization: str | None = None,
+        self, path: str, decoder: "msgspec.json.Decoder[T]", *, signer: Signer | None = None, **parameters: str | int
     ) -> T:
-        """Send one request and decode its answer; retry after a pause when over the rate limit."""
-        headers = {} if authorization is None else {"Authorization": authorization}
+        """Send one request, authorized by `signer`, and decode its answer; retry when over the rate limit."""
+        headers = {} if signer is None else {"Authorization": signer.authorization()}
         pause_s = self._pause_s
         for last in (False,) * (_TRIES_MAX - 1) + (True,):
             await self.take(path)
@@ -286,12 +291,12 @@ class LighterApi:
         if status != _OK:
             raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {_excerpt(body)}")
         try:
-            answer = decoder.decode(body)
+            code = _CODE.decode(body).code
+            if code is msgspec.UNSET or code == _OK:
+                return decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
-        if (code := getattr(answer, "code", _OK)) != _OK:
-            raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {_excerpt(body)}")
-        return answer
+        raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {_excerpt(body)}")
 
     async def _ask(
         self, path: str, parameters: Mapping[str, str | int], headers: Mapping[str, str]
@@ -377,5 +382,6 @@ def _excerpt(body: bytes) -> str:
 _CODE: Final = msgspec.json.Decoder(_Code)
 _DETAILS: Final = msgspec.json.Decoder(_Details)
 _BOOK_ORDERS: Final = msgspec.json.Decoder(_BookOrders)
+_ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _CANDLES: Final = msgspec.json.Decoder(_Candles)
 _FUNDING_RATES: Final = msgspec.json.Decoder(_FundingRates)

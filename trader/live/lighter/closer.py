@@ -3,11 +3,8 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
 from secrets import randbelow
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
@@ -17,34 +14,13 @@ from trader.live.domain.protective_orders import CLOSING_SLIPPAGE, worst_price
 from trader.live.lighter.account import prove_access
 from trader.live.lighter.api import LighterApi, Listing
 from trader.live.lighter.frames import AccountFrames
-from trader.live.lighter.records import signed_quantity
+from trader.live.lighter.rows import PositionRow
 from trader.live.lighter.signer import OrderTerms, Signed, Signer
 from trader.live.lighter.transactions import Transactions
 
 log = logging.getLogger("trader.live")
 
 _NOW, _LATER, _NEVER = range(3)
-
-
-class _Holding(msgspec.Struct):
-    market_id: int
-    symbol: str
-    sign: int
-    position: Decimal
-    position_value: Decimal
-
-
-class _Holder(msgspec.Struct):
-    positions: list[_Holding]
-    total_order_count: int
-
-
-class _Holders(msgspec.Struct):
-    accounts: list[_Holder]
-    code: int = 200
-
-
-_HOLDERS: Final = msgspec.json.Decoder(_Holders)
 
 
 class LighterCloser:
@@ -62,20 +38,18 @@ class LighterCloser:
         await prove_access(self._api, self._signer)
 
     async def look(self, *, acts: bool = True) -> str | None:
-        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
         try:
-            (holder,) = (await self._api.get("/api/v1/account", parameters, _HOLDERS)).accounts
-            held = [each for each in holder.positions if signed_quantity(each.sign, each.position)]
-        except (MarketDataError, ValueError) as error:
+            account = await self._api.account(self._signer.account_index)
+            held = [each for each in account.positions if each.quantity]
+        except MarketDataError as error:
             return f"unknown: {error}"
-        if not held and not holder.total_order_count:
+        if not held and not account.total_order_count:
             return None
         if acts:
             await self._sent("canceling all", lambda nonce: self._signer.cancel_all(_NOW, 0, nonce=nonce))
             for each in held:
                 await self._reduce(each)
-        shown = [f"{each.sign * each.position} {each.symbol}" for each in held]
-        return ", ".join([*shown, f"{holder.total_order_count} orders"])
+        return ", ".join([*(f"{each.quantity} {each.symbol}" for each in held), f"{account.total_order_count} orders"])
 
     async def cancel_all_at(self, at: datetime | None) -> bool:
         kind, at_ms = (_NEVER, 0) if at is None else (_LATER, int((at - EPOCH).total_seconds() * 1000))
@@ -85,7 +59,7 @@ class LighterCloser:
         await self._signer.close()
         await self._api.close()
 
-    async def _reduce(self, held: _Holding) -> None:
+    async def _reduce(self, held: PositionRow) -> None:
         try:
             listed = {listing.market_id: listing for listing in (await self._api.listings()).values()}
             order = await self._closing_order(held, listed[held.market_id])
@@ -94,7 +68,7 @@ class LighterCloser:
             return
         await self._sent(held.symbol, lambda nonce: self._signer.create_orders([order], nonce=nonce))
 
-    async def _closing_order(self, held: _Holding, listing: Listing) -> OrderTerms:
+    async def _closing_order(self, held: PositionRow, listing: Listing) -> OrderTerms:
         market, book = listing.market, await self._api.book(held.market_id)
         side, levels, nearest = (OrderSide.SELL, book.bids, max) if held.sign > 0 else (OrderSide.BUY, book.asks, min)
         best = nearest([held.position_value / held.position, *(level.price for level in levels or ())])

@@ -19,6 +19,7 @@ from trader.core.errors import MarketDataError
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.rows import OrderRow, TradeRow, Transaction, key_of
 from trader.live.lighter.signer import Signer
+from trader.live.lighter.stream import Envelope, Socket, connect
 
 log = logging.getLogger("trader.live")
 
@@ -35,17 +36,11 @@ _CHECKED_LAGS: Final = 25
 _NEVER_S: Final = float("-inf")
 _RETRY_S: Final = 30.0
 _PULSE_S: Final = 1.0
-_HEARTBEAT_S: Final = 15.0
-_KEEP_ALIVE_S: Final = 30.0
 _BACKOFF_S_MAX: Final = 30.0
-_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 _ROWS_MAX: Final = 1000
 
 
-class _Frame(msgspec.Struct):
-    type: str = ""
-    channel: str = ""
-    message: str = ""
+class _Frame(Envelope):
     orders: dict[str, list[OrderRow]] | None = None
     trades: dict[str, list[TradeRow]] | None = None
     txs: list[Transaction] | None = None
@@ -127,10 +122,10 @@ class AccountFrames:
         self._awaited, self.following = set(awaited), 0
         self._checked_s, self._distrusted_s = _NEVER_S, monotonic()
 
-    def lose(self) -> None:
-        """Note that frames may be missing from now on."""
+    def lose(self, renew_s: float = 0.0) -> None:
+        """Note that frames may be missing until the subscription that is due at `renew_s`."""
         self.subscribe(())
-        self.renew_s = 0.0
+        self.renew_s = renew_s
 
     def receive(self, frame: _Frame, number: int) -> None:
         """Take a frame in. `number` names the subscription if this one completes it."""
@@ -167,19 +162,16 @@ class AccountStream:
         self._renew_s = renew_s
         self._numbers = count(1)
         self._subscribed: set[str] = set()
-        self._sent_s = 0.0
 
     async def run(self) -> None:
         """Follow the accounts, until canceled."""
-        url, backoff_s = f"{self._api.base_url.replace('http', 'ws', 1)}/stream", 1.0
+        backoff_s = 1.0
         while True:
             began_s = monotonic()
             try:
-                async with self._api.session().ws_connect(
-                    url, heartbeat=_HEARTBEAT_S, max_msg_size=_MESSAGE_BYTES_MAX
-                ) as socket:
+                async with connect(self._api) as socket:
                     await self._follow(socket)
-            except (aiohttp.ClientError, OSError, TimeoutError, MarketDataError) as error:
+            except (aiohttp.ClientError, OSError, MarketDataError) as error:
                 log.warning("the stream of the accounts ended; they are read on request: %s", error)
             finally:
                 self._subscribed.clear()
@@ -188,48 +180,30 @@ class AccountStream:
             backoff_s = 1.0 if monotonic() - began_s > _BACKOFF_S_MAX else min(2 * backoff_s, _BACKOFF_S_MAX)
             await asyncio.sleep(backoff_s)
 
-    async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _follow(self, socket: Socket) -> None:
         while True:
             for index, frames in list(self.accounts.items()):
                 if monotonic() >= frames.renew_s:
                     await self._subscribe(socket, index, frames)
-            if monotonic() - self._sent_s >= _KEEP_ALIVE_S:
-                await self._send(socket, type="ping")
-            try:
-                message = await socket.receive(timeout=_PULSE_S)
-            except TimeoutError:
-                continue
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                raise MarketDataError(f"the venue ended it ({message.type.name.lower()} {message.data})")
-            await self._receive(socket, message.data)
+            if (frame := await socket.receive(_PULSE_S, _FRAME)) is not None:
+                self._receive(frame)
 
-    async def _subscribe(self, socket: aiohttp.ClientWebSocketResponse, index: int, frames: AccountFrames) -> None:
+    async def _subscribe(self, socket: Socket, index: int, frames: AccountFrames) -> None:
         frames.subscribe(CHANNELS)
         frames.renew_s = monotonic() + self._renew_s
         token = frames.signer.authorization()
         for channel in (f"{name}/{index}" for name in CHANNELS):
             if channel in self._subscribed:
-                await self._send(socket, type="unsubscribe", channel=channel)
+                await socket.send(type="unsubscribe", channel=channel)
             self._subscribed.add(channel)
-            await self._send(socket, type="subscribe", channel=channel, auth=token)
+            await socket.send(type="subscribe", channel=channel, auth=token)
 
-    async def _receive(self, socket: aiohttp.ClientWebSocketResponse, text: str) -> None:
-        try:
-            frame = _FRAME.decode(text)
-        except msgspec.DecodeError as error:
-            raise MarketDataError(f"a frame cannot be decoded: {error}: {text[:200]}") from error
+    def _receive(self, frame: _Frame) -> None:
         owner = frame.channel.replace("/", ":").rpartition(":")[2]
         frames = self.accounts.get(int(owner)) if owner.isdecimal() else None
-        if frame.type == "ping":
-            await self._send(socket, type="pong")
-        elif frame.type == "error":
-            log.warning("the stream of the accounts refuses %s: %s", frame.channel or "something", frame.message)
-            if frames is not None:
-                frames.subscribe(())
-                frames.renew_s = monotonic() + _RETRY_S
-        elif frames is not None:
+        if frames is None:
+            return
+        if frame.type == "error":
+            frames.lose(monotonic() + _RETRY_S)
+        else:
             frames.receive(frame, next(self._numbers))
-
-    async def _send(self, socket: aiohttp.ClientWebSocketResponse, **fields: str) -> None:
-        self._sent_s = monotonic()
-        await socket.send_json(fields)

@@ -25,7 +25,7 @@ from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.rows import ORDER_ROWS, OrderRow, Transaction
 from trader.live.lighter.signer import OrderTerms
-from trader.live.lighter.transactions import INACTIVE, INDEX_EXISTS, INVALID_NONCE, SendAnswer, Transactions
+from trader.live.lighter.transactions import BUSY, INACTIVE, INDEX_EXISTS, INVALID_NONCE, SendAnswer, Transactions
 from trader.live.venue import Remember
 from trader.market.domain.markets import Market
 
@@ -148,9 +148,10 @@ class LighterOrders:
         return await self._transactions.opened_since(since)
 
     async def _named(self, client_indexes: str) -> list[OrderRow]:
-        account_index, token = self._signer.account_index, self._signer.authorization()
-        asked: dict[str, str | int] = {"account_index": account_index, "client_order_indexes": client_indexes}
-        answer = await self._api.get("/api/v1/accountOrders", asked, ORDER_ROWS, authorization=token)
+        answer = await self._api.get(
+            "/api/v1/accountOrders", ORDER_ROWS, signer=self._signer,
+            account_index=self._signer.account_index, client_order_indexes=client_indexes,
+        )  # fmt: skip
         return self._frames.learn(answer.orders or [])
 
     async def _place(self, order: VenueOrder, terms: Sequence[OrderTerms], remember: Remember) -> SendOutcome:
@@ -164,7 +165,7 @@ class LighterOrders:
             if answer.is_taken is False and answer.code != INDEX_EXISTS:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
-                return Busy(answer.reason) if answer.is_busy else Refused(answer.reason)
+                return Busy(answer.reason) if answer.code in BUSY else Refused(answer.reason)
             with spending_as(_priority(order), _LOOK_PATIENCE_S):
                 return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")

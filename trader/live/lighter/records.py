@@ -3,7 +3,7 @@
 Fees are rates in millionths of the notional. Trades and funding arrive newest first, in pages of a hundred.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from decimal import Decimal
 from operator import attrgetter
@@ -35,28 +35,9 @@ _SECONDS_MAX: Final = 100_000_000_000
 """Timestamps above this are in milliseconds: the venue uses both seconds and milliseconds."""
 
 
-class _Position(msgspec.Struct):
-    market_id: int
-    sign: int
-    position: Decimal
-    avg_entry_price: Decimal
-
-
-class _Account(msgspec.Struct):
-    positions: list[_Position]
-    collateral: Decimal
-    total_order_count: int = -1
-
-
-class _Accounts(msgspec.Struct):
-    accounts: list[_Account]
-    code: int = 200
-
-
 class _Trades(msgspec.Struct):
     rows: list[TradeRow] | None = msgspec.field(default=None, name="trades")
     next_cursor: str | None = None
-    code: int = 200
 
 
 class _FundingPayment(msgspec.Struct):
@@ -70,17 +51,14 @@ class _FundingPayment(msgspec.Struct):
 class _FundingPayments(msgspec.Struct):
     rows: list[_FundingPayment] | None = msgspec.field(default=None, name="position_fundings")
     next_cursor: str | None = None
-    code: int = 200
 
 
 class _Limits(msgspec.Struct):
     current_maker_fee_tick: int
     current_taker_fee_tick: int
     user_tier: str = "standard"
-    code: int = 200
 
 
-_ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
 _FUNDING_PAYMENTS: Final = msgspec.json.Decoder(_FundingPayments)
 _LIMITS: Final = msgspec.json.Decoder(_Limits)
@@ -96,7 +74,7 @@ class LighterRecords:
 
     async def report(self) -> VenueReport:
         """Return the venue's report on the account: positions, orders and balance."""
-        account = await self._account()
+        account = await self._api.account(self._signer.account_index)
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()
         for order in await self._standing(account.total_order_count):
@@ -105,7 +83,11 @@ class LighterRecords:
                 others.add(order.client_order_index)
             else:
                 protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
-        positions = self._positions(account)
+        positions = {
+            self._api.symbol_of(row.market_id): (row.quantity, row.avg_entry_price)
+            for row in account.positions
+            if row.quantity
+        }
         cost = sum((quantity * price for quantity, price in positions.values()), ZERO)
         return VenueReport(
             positions={symbol: quantity for symbol, (quantity, _) in positions.items()},
@@ -124,9 +106,10 @@ class LighterRecords:
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
-        parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
-        token = self._signer.authorization()
-        limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)
+        signer = self._signer
+        limits = await self._api.get(
+            "/api/v1/accountLimits", _LIMITS, signer=signer, account_index=signer.account_index
+        )
         taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
         if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
             raise MarketDataError(f"/api/v1/accountLimits: cannot be decoded: {limits}")
@@ -145,35 +128,31 @@ class LighterRecords:
                     return [self._fill(row) for row in sorted(pushed, key=attrgetter("trade_id"))]
                 if waits:
                     await self._frames.change(_PUSHED_WITHIN_S)
-        return await self._fills({"order_index": venue_index}, None)
+        return await self._fills(None, order_index=venue_index)
 
     async def fills_since(self, since: datetime) -> list[VenueFill]:
         """Return all trades of the account since `since` in chronological order, each once."""
-        return await self._fills({}, since)
+        return await self._fills(since)
 
     async def fundings_since(self, since: datetime) -> list[VenueFunding]:
         """Return the payments since `since` in the followed markets, latest first."""
-        parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
-        rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDING_PAYMENTS, since)]
-        return [payment for payment in map(self._funding, rows) if payment.boundary >= since]
+        rows = self._rows(
+            "/api/v1/positionFunding", _FUNDING_PAYMENTS, since, side="all", start_timestamp=epoch_second(since)
+        )
+        return [payment async for row in rows if (payment := self._funding(row)).boundary >= since]
 
-    async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
-        parameters = {"sort_by": "trade_id", "sort_dir": "desc"} | more
-        rows = self._rows("/api/v1/trades", parameters, _TRADES, since)
+    async def _fills(self, since: datetime | None, **more: int) -> list[VenueFill]:
+        rows = self._rows("/api/v1/trades", _TRADES, since, sort_by="trade_id", sort_dir="desc", **more)
         fills = {row.trade_id: self._fill(row) async for row in rows}
         return [fills[trade_id] for trade_id in sorted(fills)]
 
     async def _rows(
-        self,
-        path: str,
-        parameters: Mapping[str, str | int],
-        decoder: "msgspec.json.Decoder[Any]",
-        since: datetime | None,
+        self, path: str, decoder: "msgspec.json.Decoder[Any]", since: datetime | None, **parameters: str | int
     ) -> AsyncIterator[Any]:
         """Yield the rows of all pages since `since`, newest first."""
-        page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE, **parameters}
+        page = {"account_index": self._signer.account_index, "limit": _PAGE, **parameters}
         for _ in range(_PAGES_MAX):
-            answer = await self._api.get(path, page, decoder, authorization=self._signer.authorization())
+            answer = await self._api.get(path, decoder, signer=self._signer, **page)
             rows = answer.rows or []
             for row in rows:
                 if since is None or _moment(row.timestamp) >= since:
@@ -183,18 +162,12 @@ class LighterRecords:
             page["cursor"] = answer.next_cursor
         raise MarketDataError(f"{path}: more than {_PAGES_MAX * _PAGE} rows")
 
-    async def _account(self) -> _Account:
-        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
-        answer = await self._api.get("/api/v1/account", parameters, _ACCOUNTS)
-        if len(answer.accounts) != 1:
-            raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
-        return answer.accounts[0]
-
     async def active_orders(self) -> list[OrderRow]:
         """Request the active orders, and return their newest states."""
-        parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
-        path, token = "/api/v1/accountActiveOrders", self._signer.authorization()
-        answer = await self._api.get(path, parameters, ORDER_ROWS, authorization=token)
+        signer = self._signer
+        answer = await self._api.get(
+            "/api/v1/accountActiveOrders", ORDER_ROWS, signer=signer, account_index=signer.account_index
+        )
         return self._frames.check(answer.orders or [])
 
     async def _standing(self, total: int) -> list[OrderRow]:
@@ -209,19 +182,6 @@ class LighterRecords:
         exponent, listing = price.as_tuple().exponent, self._api.known.get(symbol)
         shown = Decimal(1).scaleb(exponent) if isinstance(exponent, int) else ZERO
         return shown if listing is None else min(shown, listing.market.tick)
-
-    def _positions(self, account: _Account) -> dict[str, tuple[Decimal, Decimal]]:
-        """Return signed quantity and entry price by market."""
-        held = {}
-        for position in account.positions:
-            symbol = self._api.symbol_of(position.market_id)
-            try:
-                quantity = signed_quantity(position.sign, position.position)
-            except ValueError as error:
-                raise MarketDataError(f"{symbol}: {error}") from error
-            if quantity:
-                held[symbol] = quantity, position.avg_entry_price
-        return held
 
     def _fill(self, trade: TradeRow) -> VenueFill:
         ours = self._signer.account_index
@@ -259,13 +219,6 @@ class LighterRecords:
             rate=row.rate,
             amount=row.change,
         )
-
-
-def signed_quantity(sign: int, size: Decimal) -> Decimal:
-    """Return a position from the venue's sign (+1, −1, or 0 for none) and size. Raise `ValueError` for other values."""
-    if not size.is_finite() or size < 0 or sign not in (1, 0, -1) or (sign == 0 and size != 0):
-        raise ValueError(f"a position of sign {sign} and size {size} is impossible")
-    return sign * size if size else ZERO
 
 
 def _moment(timestamp: int) -> datetime:

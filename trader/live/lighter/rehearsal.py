@@ -16,7 +16,7 @@ from trader.core.money import ZERO
 from trader.live.domain.orders import CLIENT_INDEX_MAX
 from trader.live.lighter.api import Listing
 from trader.live.lighter.closer import LighterCloser
-from trader.live.lighter.signer import OrderTerms, Signed
+from trader.live.lighter.signer import OrderTerms
 from trader.live.lighter.transactions import INDEX_EXISTS, SendAnswer
 from trader.live.venue import Steps
 
@@ -159,10 +159,8 @@ class LighterRehearsal(LighterCloser):
             raise MarketDataError(answer.reason)
 
     async def _canceled(self, index: int) -> None:
-        def sign(nonce: int) -> Signed:
-            return self._signer.cancel_order(self._listing.market_id, index, nonce=nonce)
-
-        if not await self._sent("the cancellation", sign):
+        market_id = self._listing.market_id
+        if not await self._sent("canceling", lambda nonce: self._signer.cancel_order(market_id, index, nonce=nonce)):
             raise MarketDataError("the venue does not cancel the order")
         await self._shown(index, "canceled")
 
@@ -173,10 +171,9 @@ class LighterRehearsal(LighterCloser):
 
     async def _until(self, name: str, more: dict[str, Any], rows: str, status: str | None = None) -> list[Any]:
         """Return rows once there are some. Raise `MarketDataError` when the venue shows none in time."""
-        ends, token = monotonic() + _SHOWN_WITHIN_S, self._signer.authorization()
-        parameters = {"account_index": self._signer.account_index, **more}
+        ends, parameters = monotonic() + _SHOWN_WITHIN_S, {"account_index": self._signer.account_index, **more}
         while True:
-            answer = await self._api.get(f"/api/v1/{name}", parameters, _RAW, authorization=token)
+            answer = await self._api.get(f"/api/v1/{name}", _RAW, signer=self._signer, **parameters)
             self.payloads[f"http_{name}_{status or 'rows'}"] = answer
             found: list[Any] = answer[rows] or []
             if found and (status is None or found[0]["status"] == status):

@@ -1,4 +1,4 @@
-"""Rows of Lighter's private records, as requests and frames show them: orders, trades and transactions."""
+"""Rows of an account at Lighter, as requests and frames show them: positions, orders, trades and transactions."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -12,6 +12,32 @@ from trader.core.money import ZERO
 
 _STANDING: Final = ("pending", "open")
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class PositionRow(msgspec.Struct):
+    """A position as the venue shows it."""
+
+    market_id: int
+    sign: int
+    position: Decimal
+    avg_entry_price: Decimal
+    position_value: Decimal = ZERO
+    symbol: str = ""
+
+    @property
+    def quantity(self) -> Decimal:
+        """The signed quantity. Raise `MarketDataError` for an impossible one."""
+        sign, size = self.sign, self.position
+        if not size.is_finite() or size < 0 or sign not in (1, 0, -1) or (sign == 0 and size != 0):
+            raise MarketDataError(f"{self.symbol}: a position of sign {sign} and size {size} is impossible")
+        return sign * size if size else ZERO
+
+
+class AccountRow(msgspec.Struct):
+    positions: list[PositionRow]
+    collateral: Decimal
+    total_order_count: int = -1
+    account_trading_mode: int = 0
 
 
 class OrderRow(msgspec.Struct):
@@ -43,7 +69,6 @@ class OrderRow(msgspec.Struct):
 
 class OrderRows(msgspec.Struct):
     orders: list[OrderRow] | None = None
-    code: int = 200
 
 
 class TradeRow(msgspec.Struct):
@@ -87,7 +112,6 @@ class Transaction(msgspec.Struct):
     api_key_index: int
     executed_at: int = 0
     info: str = "{}"
-    code: int = 200
 
     @property
     def key(self) -> str:

@@ -159,7 +159,7 @@ class VenueSource:
         for market in followed:
             market.disconnect()  # a stream starts with its own snapshots
         try:
-            opening = open_stream(self._api.session(), self._api.base_url, followed, clock)
+            opening = open_stream(self._api, followed, clock)
             stream = await stack.enter_async_context(opening)
         except StreamUnreachable as error:
             if self._poll_every is None:

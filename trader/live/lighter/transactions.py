@@ -43,12 +43,10 @@ _QUOTA_KNOWN_S: Final = 60.0
 
 class _NextNonce(msgspec.Struct):
     nonce: int
-    code: int = 200
 
 
 class _Transactions(msgspec.Struct):
     txs: list[Transaction] | None = None
-    code: int = 200
 
 
 _NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
@@ -62,10 +60,6 @@ class SendAnswer(msgspec.Struct, frozen=True):
     is_taken: bool | None
     code: int = 0
     reason: str = ""
-
-    @property
-    def is_busy(self) -> bool:
-        return self.code in BUSY
 
 
 class Transactions:
@@ -85,11 +79,11 @@ class Transactions:
 
     async def next_nonce(self) -> int:
         """Return the nonce that the venue expects next. Raise `MarketDataError` when it does not report one."""
-        parameters: dict[str, str | int] = {
-            "account_index": self._signer.account_index,
-            "api_key_index": self._signer.key_index,
-        }
-        return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
+        account_index, key_index = self._signer.account_index, self._signer.key_index
+        answer = await self._api.get(
+            "/api/v1/nextNonce", _NEXT_NONCE, account_index=account_index, api_key_index=key_index
+        )
+        return answer.nonce
 
     async def find(self, attempt: str) -> Transaction | None:
         """Return what became of a transaction, or None while that is unknown. Raise `MarketDataError`.
@@ -101,7 +95,7 @@ class Transactions:
             return pushed
         nonce, _, digest = attempt.partition(":")
         try:
-            return await self._api.get("/api/v1/tx", {"by": "hash", "value": digest}, _TRANSACTION)
+            return await self._api.get("/api/v1/tx", _TRANSACTION, by="hash", value=digest)
         except VenueRefusal as error:
             if error.code not in _NOT_FOUND:
                 raise
@@ -115,12 +109,12 @@ class Transactions:
 
     async def _latest(self) -> list[Transaction]:
         """Return the latest transactions of this key, newest first."""
-        parameters: dict[str, str | int] = {
-            "by": "account_index", "value": self._signer.account_index, "limit": _LATEST,
-        }  # fmt: skip
-        token = self._signer.authorization()
-        answer = await self._api.get("/api/v1/accountTxs", parameters, _TRANSACTIONS, authorization=token)
-        return [each for each in answer.txs or () if each.api_key_index == self._signer.key_index]
+        signer = self._signer
+        answer = await self._api.get(
+            "/api/v1/accountTxs", _TRANSACTIONS, signer=signer,
+            by="account_index", value=signer.account_index, limit=_LATEST,
+        )  # fmt: skip
+        return [each for each in answer.txs or () if each.api_key_index == signer.key_index]
 
     async def cancel(self, market_id: int, index: int, *, nonce: int) -> tuple[str, SendAnswer]:
         """Send the cancellation of an order, named by the venue's index or ours. Return its attempt and the answer."""
