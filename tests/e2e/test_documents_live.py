@@ -70,8 +70,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cp -a /backups/base": OWN_SERVER,
         "systemctl": SYSTEMD,
         "podman": PODMAN,
-        "python3 -m venv /opt": ROOT_ONLY,
-        "/opt/trader/bin/pip": ROOT_ONLY,
         "git -C /opt": ROOT_ONLY,
         "trader audit chain --anchors": OWN_SERVER,
         "trader status --since": "shows an alarm, which needs a fault; tests/e2e/test_alarms_live.py has some",
