@@ -1,10 +1,11 @@
 """The prompt: figures in few digits, tables that grow at the end, and everything that changes every minute last."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -106,6 +107,30 @@ def read(view: View, entries: Sequence[Entry] = ()) -> dict[str, Any]:
     assert text.endswith(f"\n\n{QUESTION}")
     shown_data: dict[str, Any] = msgspec.json.decode(text.removesuffix(QUESTION))
     return shown_data
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """Yield the names of fields and columns, but for those of markets, intervals and indicators."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from () if key in {"BTC", *INTERVALS} else (key,)
+            yield from () if key in ("indicators", "supplementary") else keys_of(each)
+    elif isinstance(value, list):
+        is_table = bool(value) and isinstance(value[0], list) and value[0][:1] == ["symbol"]
+        yield from value[0] if is_table else ()
+        for each in value[is_table:]:
+            yield from keys_of(each)
+
+
+def test_the_document_names_every_field_of_an_agents_view() -> None:
+    market = replace(MARKET, supplementary=SUPPLEMENTARY, funding_history=(D("0.1"),), open_interest=D(1))
+    view = replace(VIEW, orders=(ORDER,), markets={"BTC": market}, restriction="halted", data={"news": 1.0})
+    text = (Path(__file__).parents[3] / "docs/agents.md").read_text(encoding="utf-8")
+    section = text[text.index("### The view") : text.index("## Webhooks")]
+    named = {name for code in re.findall(r"`([^`]+)`", section) for name in code.split(".")}
+    keys = set(keys_of(shown(view)[1])) - {"news"}
+    assert keys <= named
+    assert len(keys) > 70
 
 
 def rows_of(table: list[list[Any]]) -> list[dict[str, Any]]:
