@@ -437,7 +437,8 @@ async def test_the_heartbeat_is_sent_only_while_the_service_is_healthy() -> None
 @pytest.mark.parametrize("path", ["hangs", "fails"])
 async def test_an_unavailable_heartbeat_service_is_logged_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
     async with sinks() as here:
-        heartbeat = Heartbeat(Secret(f"{here.url}/{path}?id={TOKEN}"), timeout_s=0.05)
+        timeout_s = 0.05 if path == "hangs" else 10
+        heartbeat = Heartbeat(Secret(f"{here.url}/{path}?id={TOKEN}"), timeout_s=timeout_s)
         beats = asyncio.create_task(send_heartbeats(heartbeat, 0.0, lambda: True))
         async with asyncio.timeout(10):
             await here.wait_for(f"/{path}", 4)
@@ -474,3 +475,14 @@ def test_every_kind_of_notice_has_a_runbook_that_the_document_has() -> None:
     anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(RUNBOOKS.values()) <= anchors
     assert set(get_args(NoticeKind)) - RUNBOOKS.keys() == {"start", "test"}
+
+
+async def test_a_sink_that_fails_is_an_alarm_at_the_others() -> None:
+    async with sinks() as here, alarms_to(f"{here.url}/works", f"{here.url}/fails", retry_after_s=(30.0,)) as alarms:
+        alarms.add(LIQUIDATION)
+        await here.wait_for("/fails")
+        await until(lambda: alarms.outlets[1].trouble)
+        alarms.watch([])
+        _, told = await heard(here, "/works", 2)
+        assert (told["cause"], told["subject"], told["state"]) == ("notices", "json 2", "firing")
+        assert told["message"] == "notices do not reach json 2: the answer was HTTP 500"

@@ -73,6 +73,9 @@ class Outlet:
 
         self._changed = asyncio.Event()
         self._consecutive_failures = 0
+        self.trouble: str | None = None
+        """Why the last notice was not delivered; None if it was."""
+
         self._task = tasks.keep(self._run, f"notifications {self.name}")
 
     def __len__(self) -> int:
@@ -113,17 +116,19 @@ class Outlet:
             if self._consecutive_failures == 0:  # logged once, not with every notice
                 log.warning("notices do not reach the sink %s of NOTIFY_URL: %s", self.name, error)
             self._consecutive_failures += 1
+            self.trouble = str(error)
             if error.is_temporary and self._timer() - since_s < GIVE_UP_S:
                 return False
             self.outcomes["failed"] += 1
             return True
         except Exception:  # the next notice must not wait behind one that a bug keeps back
             log.exception("a notice was not sent to the sink %s of NOTIFY_URL", self.name)
+            self.trouble = "an internal error; see the log"
             self.outcomes["failed"] += 1
             return True
         if self._consecutive_failures > 0:
             log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
-        self._consecutive_failures = 0
+        self._consecutive_failures, self.trouble = 0, None
         self.outcomes["sent"] += 1
         return True
 
@@ -210,6 +215,7 @@ class Alarms:
         self.sources: list[Callable[[], Iterable[Alarm]]] = [
             self._disk_problems,
             self._log_problems,
+            self._sink_problems,
             self.maintenance.problems,
         ]
         self.is_leader: Callable[[], bool] = lambda: True
@@ -298,6 +304,12 @@ class Alarms:
             self._lost_lines, self._lost_at_s = lost, self._timer()
         if self._timer() - self._lost_at_s < CLOCK_STEADY_S:
             yield Alarm(AlarmCause("disk", "log"), f"{lost} lines of the log could not be written since the start")
+
+    def _sink_problems(self) -> Iterable[Alarm]:
+        """Yield the sinks that the last notice did not reach, for the other sinks."""
+        for outlet in self.outlets:
+            if outlet.trouble is not None and outlet.name != HistorySink.name:  # the database has alarms of its own
+                yield Alarm(AlarmCause("notices", outlet.name), f"notices do not reach {outlet.name}: {outlet.trouble}")
 
     def on_event(self, event: Event) -> None:
         """Raise the alarms that an event of the service calls for."""

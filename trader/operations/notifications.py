@@ -44,6 +44,7 @@ RUNBOOKS: Final[Mapping[NoticeKind, str]] = {
     "books": "books-that-do-not-agree",
     "maintenance": "books-that-do-not-agree",
     "access": "security",
+    "notices": "alarms",
 }
 """The sections of docs/operation.md that say what to do about each kind of notice."""
 

@@ -40,6 +40,7 @@ NoticeKind = Literal[
     "books",
     "maintenance",
     "access",
+    "notices",
     "test",
 ]
 
