@@ -30,6 +30,7 @@ from trader.settings.settings import (
     effective_texts,
     find_misspelled,
     find_risks,
+    find_unset,
     read_database_url,
 )
 
@@ -582,6 +583,14 @@ def test_settings_that_let_strangers_trade_are_named(
     risks = find_risks(load({**RISKS, **environ}), tmp_path / ".env")
     assert len(risks) == len(expected)
     assert all(risk.startswith(start) for risk, start in zip(risks, expected, strict=True))
+
+
+def test_what_an_operator_would_miss_is_named_at_the_start() -> None:
+    missed = [line.partition(" is not set: ")[0] for line in find_unset(load(RISKS))]
+    assert missed == ["NOTIFY_URL", "ANCHOR_URL", "AI_BUDGET_USD_PER_DAY"]
+    given = {"NOTIFY_URL": "https://x.example/n", "ANCHOR_URL": "https://x.example/a", "AI_BUDGET_USD_PER_DAY": "5"}
+    assert find_unset(load({**RISKS, **given})) == []
+    assert find_unset(Settings.load({}, None, demo=True)) == []
 
 
 def test_secrets_that_every_user_of_the_machine_can_read_are_named(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class _Figures(Collector):
         yield GaugeMetricFamily(
             "trader_disk_free_bytes", "Free space in the working folder.", shutil.disk_usage(".").free
         )
+        size = app[ALARMS].database_bytes
+        yield GaugeMetricFamily("trader_database_bytes", "Size of the database on its disk.", size)
         yield CounterMetricFamily("trader_log_lines_lost", "Lines of the log that were never written.", lost_lines())
         yield _gauges("trader_build_info", "1; its label is the version of this process.", "version", {__version__: 1})
         yield from _trading_of(app[ACCOUNTS].tally)

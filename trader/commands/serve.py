@@ -35,6 +35,7 @@ from trader.settings.settings import (
     effective_texts,
     find_misspelled,
     find_risks,
+    find_unset,
     merged_texts,
 )
 
@@ -141,7 +142,8 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
         os.environ, options.env_file, demo=options.demo is not None, demo_history=options.demo == "history"
     )
     configure_logs(settings.log_level, settings.log_format, threaded=not is_check)
-    for warning in (*find_misspelled(os.environ, options.env_file), *find_risks(settings, options.env_file)):
+    risks = [*find_risks(settings, options.env_file), *find_unset(settings)]
+    for warning in (*find_misspelled(os.environ, options.env_file), *risks):
         log.warning(warning)
     from trader import app  # noqa: PLC0415 - so that --help and wrong settings respond at once
     from trader.operations.supervisor import Supervisor  # noqa: PLC0415 - as above

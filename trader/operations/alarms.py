@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import shutil
+import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,13 @@ from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
 from trader.operations.domain import alarms as rules
 from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Condition, Notice, NoticeKind
 from trader.operations.notifications import Heartbeat, NotificationSink
-from trader.operations.sql.status import MaintenanceRun, insert_alarm, select_last_states, select_maintenance
+from trader.operations.sql.status import (
+    MaintenanceRun,
+    insert_alarm,
+    select_database_bytes,
+    select_last_states,
+    select_maintenance,
+)
 
 log = logging.getLogger("trader.operations")
 
@@ -227,6 +234,7 @@ class Alarms:
         self._state = AlarmState()
         self._lost_lines, self._lost_at_s = 0, -math.inf
         self._problems: Sequence[Alarm] = ()
+        self.database_bytes = 0
         self._halts: Sequence[Alarm] = ()
         self._unsent: dict[AlarmCause, Notice] = {}  # the latest that were for another leader, if there was one
 
@@ -281,6 +289,7 @@ class Alarms:
             with suppress(Unavailable):  # the last figures grow older until the database answers
                 async with database.connection() as conn:
                     await self.maintenance.read(conn)
+                    self.database_bytes = await select_database_bytes(conn)
                     if self._unsent and self.is_leader():
                         reported = await select_last_states(conn)
                         unsent, self._unsent = self._unsent, {}
@@ -294,9 +303,16 @@ class Alarms:
             outlet.put(notice)
 
     def _disk_problems(self) -> Iterable[Alarm]:
-        free = shutil.disk_usage(self._folder).free
-        if free < self._disk_least:
-            yield Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left")
+        """Yield the nearly full disks: of the working folder, of temporary files, and of the log if it is a file."""
+        folders = {"the working folder": self._folder, "temporary files": Path(tempfile.gettempdir())}
+        log_file = Path("/dev/stderr").resolve()
+        if log_file.is_file():
+            folders["the log"] = log_file.parent
+        disks = {folder.stat().st_dev: (name, folder) for name, folder in reversed(folders.items())}
+        for name, folder in disks.values():
+            if (free := shutil.disk_usage(folder).free) < self._disk_least:
+                subject = "" if folder is self._folder else str(folder)
+                yield Alarm(AlarmCause("disk", subject), f"the disk of {name} has {free / 1e6:.0f} MB left")
 
     def _log_problems(self) -> Iterable[Alarm]:
         """Yield the loss of lines of the log, until none was lost for a while."""

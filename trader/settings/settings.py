@@ -389,6 +389,16 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
     return risks
 
 
+def find_unset(settings: Settings) -> list[str]:
+    """Return warnings about what an operator of a service would miss; a demo needs none of it."""
+    missed = {
+        "NOTIFY_URL": (settings.notify_urls, "nobody is told of alarms"),
+        "ANCHOR_URL": (settings.anchor_url, "nothing outside of this database proves where its record ends"),
+        "AI_BUDGET_USD_PER_DAY": (settings.ai_budget_usd_per_day, "only the budgets of rows limit what models cost"),
+    }
+    return [f"{name} is not set: {text}" for name, (value, text) in missed.items() if not value and not settings.demo]
+
+
 def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> list[Any]:
     """Read only these fields of `Settings`, so that a mistake in another field does not block an operator's command.
 

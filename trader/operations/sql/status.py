@@ -121,6 +121,15 @@ async def select_obstacles(conn: Connection) -> list[Obstacle]:
     return [Obstacle(**row) for row in await conn.fetch(SELECT_OBSTACLES, [*used_tables()])]
 
 
+SELECT_DATABASE_BYTES = "SELECT pg_database_size(current_database())"
+
+
+async def select_database_bytes(conn: Connection) -> int:
+    """Return the size of the database on its disk."""
+    size: int = await conn.fetchval(SELECT_DATABASE_BYTES)
+    return size
+
+
 SELECT_TABLE_COUNT = """
 SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
