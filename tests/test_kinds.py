@@ -94,7 +94,7 @@ KEPT: Final[dict[str, str]] = {
     "a view of the market's rules, which change in place": "live/ledger.py:rules",
     "a fact of the machine": "agents/providers/confinement.py:can_confine core/clock.py:_boot",
     "a connection, a process or a signer, which is no figure": """
-        agents/providers/client.py:_client agents/providers/client.py:_context_of
+        agents/providers/client.py:_client agents/providers/client.py:shown
         agents/providers/strategy_process.py:_running
         agents/providers/taapi.py:_client agents/providers/webhook.py:_opened backtest/workers.py:run
         database/leadership.py:try_acquire live/lighter/account.py:_signer live/lighter/account.py:account

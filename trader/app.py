@@ -34,7 +34,7 @@ from trader.composition.external import check_external, open_external
 from trader.composition.service import Service, make_service
 from trader.core import tasks
 from trader.core.clock import SystemClock
-from trader.core.errors import StartError, Unavailable
+from trader.core.errors import SettingsError, StartError, Unavailable
 from trader.core.schedulers import describe_error
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.operations.access import Access
@@ -84,7 +84,8 @@ async def serve(settings: Settings, supervisor: Supervisor) -> None:
             text = describe_error(error)
             if restarts.failures.count == 0:  # the notice of the next lasting start counts those that follow
                 alarms.add(Alarm(AlarmCause("stop"), f"ended by an error: {text}"))
-            restarts.fail(text, now())
+            if not isinstance(error, SettingsError):  # which no further start mends
+                restarts.fail(text, now())
             raise
         restarts.end()
 
@@ -117,6 +118,7 @@ async def _serve(
         if not await _finishes(_back_off(restarts), stop):
             return
         external = await open_external(settings, stack)
+        restarts.run()
         # Bind before any trading: a process that cannot listen must never lead.
         sockets = connections.bind(settings.host, settings.port)
         for sock in sockets:

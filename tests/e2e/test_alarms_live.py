@@ -1,6 +1,7 @@
 """Alarms of the running process: a webhook's messages next to a hanging sink, the dead-man ping, and sd_notify."""
 
 import asyncio
+import re
 import socket
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import orjson
 import pytest
 from support.process import passed_on, serving
 from support.sinks import sinks
+from support.waiting import becomes
 
 pytestmark = pytest.mark.processes
 
@@ -47,13 +49,14 @@ async def test_an_operator_is_notified_of_start_halt_and_stop(tmp_path: Path, ds
                 await here.wait_for("/works")
                 await here.wait_for(f"/ping/{TOKEN}")
                 assert await operate(tmp_path, "halt", "--reason", "strange prices", DATABASE_URL=dsn) == 0
-                await here.wait_for("/works", 2)
+                await becomes(lambda: any(b'"halt"' in request.body for request in here.of("/works")), True)
                 async with service.http.get(f"{service.url}/metrics") as response:
                     figures = await response.text()
                 assert await service.stop() == 0, "a sink that hangs holds up nothing"
                 log = b"".join(service.log).decode()
-            heard = [orjson.loads(request.body) for request in await here.wait_for("/works", 3)]
+            heard = [orjson.loads(request.body) for request in here.of("/works")]
         await asyncio.wait([listener], timeout=30)
+    heard = [alarm for alarm in heard if alarm["cause"] != "notices"]  # of the sink that hangs, once it took too long
     assert [(alarm["cause"], alarm["subject"]) for alarm in heard] == [
         ("start", ""),
         ("halt", "all accounts"),
@@ -65,6 +68,6 @@ async def test_an_operator_is_notified_of_start_halt_and_stop(tmp_path: Path, ds
     assert len(states) > 3
     assert set(states[1:-1]) == {"WATCHDOG=1"}
     assert len(here.of("/hangs")) >= 1
-    assert 'trader_notifications_total{outcome="sent",sink="json 2"} 2.0' in figures
+    assert re.search(r'trader_notifications_total\{outcome="sent",sink="json 2"\} [23]\.0', figures)
     assert 'trader_notifications_total{outcome="sent",sink="json 1"} 0.0' in figures
     assert TOKEN not in log + figures

@@ -26,6 +26,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def begun(at: datetime = NOW) -> Restarts:
     restarts = Restarts(8081)
     restarts.begin(at)
+    restarts.run()
     return restarts
 
 

@@ -112,7 +112,7 @@ class Restarts:
         self.failures = FailedStarts()
 
     def begin(self, now: datetime) -> None:
-        """Read the failures before this process, count one that was killed, and begin."""
+        """Read the failures before this process, and count one that was killed."""
         known = FailedStarts()
         with suppress(OSError, msgspec.MsgspecError):
             known = decode_json(read_regular(self._file, SMALL_BYTES_MAX), FailedStarts)
@@ -120,7 +120,11 @@ class Restarts:
             known = FailedStarts(pid=known.pid)
         if known.pid is not None and (known.pid == os.getpid() or not _lives(known.pid)):
             known = known.and_one(_KILLED, now)
-        self._keep(msgspec.structs.replace(known, pid=os.getpid()))
+        self.failures = known
+
+    def run(self) -> None:
+        """Note that this process runs: it has found what it needs."""
+        self._keep(msgspec.structs.replace(self.failures, pid=os.getpid()))
 
     def fail(self, text: str, now: datetime) -> None:
         """Count the failure of this process."""
