@@ -59,7 +59,7 @@ _KINDS: Final = (
     Mutant("a raised limit applies after a restart", "the bucket is known", "operations/access.py", [("known is None or known[0] != limit", "known is None")], [LIMITS]),
     Mutant("requests that were not sent are saved up", "the mean is what counts", "operations/domain/credentials.py", [("min(float(self._per_minute), self._tokens + (now_s - self._at_s) * per_s)", "self._tokens + (now_s - self._at_s) * per_s")], [LIMITS]),
     Mutant("a full queue drops the notice that is being sent", "it is the oldest", "operations/alarms.py", [("del self._waiting[1]", "del self._waiting[0]")], [LIMITS]),
-    Mutant("failures of a sink are never forgotten", "it has failed", "operations/alarms.py", [("        self._consecutive_failures = 0\n        self.outcomes[\"sent\"]", "        self.outcomes[\"sent\"]")], [LIMITS]),
+    Mutant("failures of a sink are never forgotten", "it has failed", "operations/alarms.py", [("self._consecutive_failures, self.trouble = 0, None", "self.trouble = None")], [LIMITS]),
     Mutant("answers outlive a removed account", "nothing has changed in the others", "exchange/accounts.py", [("if key != account_id}\n            self.version += 1\n", "if key != account_id}\n")], [MEMORY]),
     Mutant("answers outlive a reread account", "the rows were the same", "exchange/accounts.py", [("self._accounts.update(rows)\n        self.version += 1\n", "self._accounts.update(rows)\n")], [MEMORY]),
     Mutant("answers outlive a newly opened account", "it has not traded", "exchange/accounts.py", [("                self.version += 1\n        return self._accounts[account_id]", "        return self._accounts[account_id]")], [MEMORY]),
