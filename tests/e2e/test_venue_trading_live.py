@@ -162,17 +162,14 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
         await service.kill()
     await books_equal_the_venues(database, venue)
 
-    # The second closes it; the answer is lost, the venue becomes unreachable, and the power fails.
+    # The second closes it; the answer is lost, no read succeeds any more, and the power fails: a frame of the account's
+    # stream may have told the books, or not.
     model.script, before = [CLOSE], len(venue.sent)
     venue.send_faults = [GONE_AFTER]
     async with serving(tmp_path, **environ) as service:
         await until(lambda: len(venue.sent) > before, within_s=RUN_S)
         await service.kill()
     assert venue.positions() == {}
-    async with database.connection() as conn:
-        assert await conn.fetchval("SELECT count(*) FROM orders WHERE status = 'OPEN'") == 1, (
-            "the books do not know yet"
-        )
 
     # The third resolves this first, so its run sees the true state.
     venue.read_faults.clear()
