@@ -347,13 +347,20 @@ async def test_requests_that_fail_for_an_unknown_reason_are_unhealthy_until_they
         assert (await get(client, "/health"))[0] == 200
 
 
-async def test_what_only_reports_need_degrades_and_a_locked_row_is_named(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def probed_at_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> ServiceParts:
+    """A service on a real database whose locks are noticed at once."""
     monkeypatch.setattr(pool, "PROBE_LOCK_S", 0.05)
     monkeypatch.setattr(health, "PROBE_CACHE_S", 0)
     service_parts = ServiceParts()
     service_parts.database = database
+    return service_parts
+
+
+async def test_what_only_reports_need_degrades_and_a_locked_row_is_named(
+    database: Database, dsn: str, probed_at_once: ServiceParts
+) -> None:
+    service_parts = probed_at_once
     other = await connect_alone(dsn, application_name="psql")
     pid = other.get_server_pid()
     async with serving(service_parts) as client:
@@ -388,12 +395,9 @@ async def test_what_only_reports_need_degrades_and_a_locked_row_is_named(
 
 
 async def test_a_locked_database_names_the_table_and_the_session_that_holds_it(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, dsn: str, probed_at_once: ServiceParts
 ) -> None:
-    monkeypatch.setattr(pool, "PROBE_LOCK_S", 0.05)
-    monkeypatch.setattr(health, "PROBE_CACHE_S", 0)
-    service_parts = ServiceParts()
-    service_parts.database = database
+    service_parts = probed_at_once
     other = await connect_alone(dsn, application_name="psql")
     async with serving(service_parts) as client, other.transaction():
         await other.execute("LOCK TABLE fills")

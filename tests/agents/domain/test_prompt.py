@@ -110,7 +110,7 @@ def read(view: View, entries: Sequence[Entry] = ()) -> dict[str, Any]:
 
 
 def keys_of(value: Any) -> Iterator[str]:
-    """Yield the names of fields and columns, but for those of markets, intervals and indicators."""
+    """Yield the names of fields and columns, except the names of markets, intervals and indicators."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from () if key in {"BTC", *INTERVALS} else (key,)
