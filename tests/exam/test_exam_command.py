@@ -210,6 +210,7 @@ def test_samples_of_a_state_are_asked_separately_and_compared(
         (("--edges", "carry,luck"), "expected some of breakout"),
         (("--compare", "apex-rules,nobody"), "nobody does not take part"),
         (("--budget-usd", "5"), "--budget-usd: only with --models"),
+        (("--batch",), "--batch: only with --models"),
         (("--latency", "60000"), "--latency is 60000"),
         (("--mask", "dates"), "--mask: only with --data"),
     ],

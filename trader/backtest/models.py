@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.models import CODE_PROVIDERS, EXTERNAL, Model, ModelConfiguration, ModelId
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
+from trader.agents.providers.batches import BATCH_MAX, INTERFACES
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
-from trader.agents.providers.providers import make_providers
+from trader.agents.providers.providers import definition_of, make_providers
 from trader.agents.providers.strategy_process import ConfinedStrategy
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
@@ -320,6 +321,8 @@ def _of_file(
     keys = {name: text for name, text in texts.items() if _is_of_providers(name)}
     asking = Settings.load({**environ, **keys}, None, demo=True)
     problems = list(_without_key(asked, asking))
+    if entrants.is_batched:
+        problems += [f"--batch: {name} has no batch interface" for name in _without_batches(asked)]
     budget = entrants.budget_usd
     if budget is None and (paid := [each for each in asked if not _is_free(each)]):
         problems += _estimate(paid, *period, decisions)
@@ -327,11 +330,13 @@ def _of_file(
     if problems:
         raise SettingsError(problems)
     cassette, spending = _cassette_of(entrants), Spending(budget)
-    clients = make_providers(asking)
+    clients = make_providers(asking, batches=cassette.folder if entrants.is_batched else None)
     clients.learn(asked)
     stack.push_async_callback(clients.close)
     providers = {
-        name: KeptAnswers(name, cassette, spending, client, asking.max_parallel_models)
+        name: KeptAnswers(
+            name, cassette, spending, client, BATCH_MAX if entrants.is_batched else asking.max_parallel_models
+        )
         for name, client in clients.items()
         if client.is_remote
     }
@@ -384,6 +389,12 @@ def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
                 f"--models: {names}: {provider} has no key. Set {key}_API_KEY, or {key}_BASE_URL for a server of your "
                 "own; --models-from executes recorded decisions without a key"
             )
+
+
+def _without_batches(models: Sequence[Model]) -> list[str]:
+    """Return the providers of models that answer no batches."""
+    definitions = {model.provider: definition_of(model) for model in models}
+    return [name for name, each in definitions.items() if each is not None and each.protocol not in INTERFACES]
 
 
 def _is_free(model: Model) -> bool:

@@ -98,7 +98,8 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
     decisions (None: a minute), `models` a models file whose AI models may cost up to `budget_usd`, and `models_from` a
     cassette or database with recorded decisions. `agents` are texts NAME:VARIANT[=URL] with `deadline_s` for a
     decision, served on `port`. `cassette` is the folder that keeps answers and, with `keeps_decisions`, the decisions
-    of strategies. `confined` strategies decide in processes of their own. `mask` names what is hidden from a copy of
+    of strategies. `confined` strategies decide in processes of their own, and AI models that are `is_batched` are asked
+    through the batch interfaces of their providers. `mask` names what is hidden from a copy of
     each model. Keys of AI models come from the environment and `env_file`.
     """
 
@@ -112,6 +113,7 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
     cassette: Path | None = None
     keeps_decisions: bool = False
     confined: bool = False
+    is_batched: bool = False
     agents: tuple[str, ...] = ()
     deadline_s: int | None = None
     port: int | None = None

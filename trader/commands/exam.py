@@ -89,6 +89,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
+    batch = "ask AI models through their providers' batch interfaces, --concurrency states at once"
+    add("--batch", action="store_true", help=batch)
     workers = os.cpu_count() or 1
     add("--workers", type=count_argument, default=workers, metavar="N", help="processes for entrants that are code")
     cluster = "a Dask scheduler whose workers run entrants that are code; they need the same files"
@@ -107,7 +109,8 @@ def exam_run(options: argparse.Namespace) -> Result:
     Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
     A run that was interrupted resumes with the same options. --compare ends it once the pair has a verdict.
     """
-    problems = ["--budget-usd: only with --models"] if options.models is None and options.budget_usd is not None else []
+    asking = {"--budget-usd": options.budget_usd, "--batch": options.batch or None}
+    problems = [f"{name}: only with --models" for name, value in asking.items() if value and options.models is None]
     if options.data is None:
         given = {"--market": options.market, "--from": options.start, "--to": options.end, "--mask": options.mask}
         problems += [f"{name}: only with --data" for name, value in given.items() if value is not None]
@@ -130,7 +133,7 @@ def _spec_of(options: argparse.Namespace) -> ExamSpec:
     """Return the exam that the options describe. Raises `SettingsError`."""
     return ExamSpec(
         conditions=conditions_of(options.data, vars(options)),
-        entrants=participants_of(options, params=params_of(options.param), every=EVERY),
+        entrants=participants_of(options, params=params_of(options.param), every=EVERY, is_batched=options.batch),
         out=options.out,
         states=options.states,
         horizon=options.horizon,

@@ -35,6 +35,7 @@ from trader.agents.providers.attempts import (
     retry_after_of,
     sum_of,
 )
+from trader.agents.providers.batches import Answered, Batches, call_provider
 from trader.agents.providers.gemini import GeminiWire
 from trader.agents.providers.keys import (
     ANSWERED_RECENTLY_S,
@@ -156,7 +157,10 @@ class _Attempt(NamedTuple):
 
 
 class ProviderClient:
-    """The client of one provider. `slots` are those of its server, if it states them: more requests wait."""
+    """The client of one provider. `slots` are those of its server, if it states them: more requests wait.
+
+    With `batches`, requests are sent together, and answered within a day.
+    """
 
     is_remote = True
 
@@ -166,6 +170,7 @@ class ProviderClient:
         access: ProviderAccess,
         timing: AttemptTiming = DEFAULT_TIMING,
         slots: asyncio.Semaphore | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self.name = definition.name
         self.definition = definition
@@ -178,6 +183,7 @@ class ProviderClient:
         self._secret = access.secrets[0].reveal() if access.secrets else None
         self._timing = timing
         self._slots: AbstractAsyncContextManager[object] = nullcontext() if slots is None else slots
+        self._batches = batches
         self._jitter = random.Random()
         self._left_out: dict[tuple[str, str], dict[str, float]] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -190,6 +196,8 @@ class ProviderClient:
         return f"ProviderClient({self.name})"
 
     async def close(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
         if self._session is not None:
             await self._session.close()
 
@@ -371,16 +379,12 @@ class ProviderClient:
         url = self._base_url + self._wire.path(model.router_model_name)
         limit_s = model.configuration.attempt_timeout_s or self._timing.limit_s
         try:
-            async with (
-                self._slots,
-                asyncio.timeout(limit_s),
-                self._client().post(url, data=attempt.body, headers=headers, allow_redirects=False) as response,
-            ):
-                content = await read_bounded(response, ANSWER_BYTES_MAX)
-                if len(content) > ANSWER_BYTES_MAX:
-                    too_long = f"{self.name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
-                    raise ProviderError(too_long, unmetered_attempts=1, unreported=most)
-                content = await apply(self._keys.scrub, content)
+            answered = await self._send(url, attempt, headers, limit_s)
+            content = answered.content
+            if len(content) > ANSWER_BYTES_MAX:
+                too_long = f"{self.name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
+                raise ProviderError(too_long, unmetered_attempts=1, unreported=most)
+            content = await apply(self._keys.scrub, content)
         except TimeoutError:
             self.usage.attempts["timed_out"] += 1
             late = f"{self.name} did not answer within {limit_s:g} s at {self._place}"
@@ -396,25 +400,37 @@ class ProviderClient:
             failure.unreported = most if was_sent else (0, 0)
             raise failure from None
         try:
-            if response.status == 200:
-                return await self._decode(attempt, response, content)
-            raise self._failure(attempt, response.status, response.headers, content)
+            if answered.status == 200:
+                return await self._decode(attempt, answered, content)
+            raise self._failure(attempt, answered.status, answered.headers, content)
         except ProviderError as error:
-            is_charged = response.status == 200 and not isinstance(error, KeyUnusable | FieldRefused)
+            is_charged = answered.status == 200 and not isinstance(error, KeyUnusable | FieldRefused)
             if is_charged and not any(error.unreported):
                 error.unreported = most
             error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
+
+    async def _send(self, url: str, attempt: _Attempt, headers: Mapping[str, str], limit_s: float) -> Answered:
+        """Send a request, on its own or in a batch. Raise `TimeoutError`, `aiohttp.ClientError` or `OSError`."""
+        if self._batches is not None:
+            own = {name: value for name, value in headers.items() if name != "Content-Type"}
+            call = partial(call_provider, self._client(), self._base_url, own)
+            path = url.removeprefix(self._base_url)
+            return await self._batches.answer(call, path, attempt.turn.model.id, attempt.body)
+        post = self._client().post(url, data=attempt.body, headers=headers, allow_redirects=False)
+        async with self._slots, asyncio.timeout(limit_s), post as response:
+            content = await read_bounded(response, ANSWER_BYTES_MAX)
+            return Answered(response.status, response.headers, response.content_type, content)
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
-    async def _decode(self, attempt: _Attempt, response: aiohttp.ClientResponse, content: bytes) -> ChatCompletion:
-        is_streamed = self.definition.stream and response.content_type == "text/event-stream"
-        if not is_streamed and not response.content_type.endswith("json"):
-            raise self._not_json(f"{response.content_type} instead of JSON")
+    async def _decode(self, attempt: _Attempt, answered: Answered, content: bytes) -> ChatCompletion:
+        is_streamed = self.definition.stream and answered.content_type == "text/event-stream"
+        if not is_streamed and not answered.content_type.endswith("json"):
+            raise self._not_json(f"{answered.content_type} instead of JSON")
         try:
             reply = await apply(partial(self._reply, is_streamed=is_streamed), content)
         except (msgspec.ValidationError, RecursionError) as error:
@@ -423,7 +439,7 @@ class ProviderClient:
             raise self._not_json(f"a body that is not JSON: {brief(str(error))}") from None
         if reply.failure:
             said = msgspec.json.encode({"error": reply.failure}) if is_streamed else content
-            failure = self._failure(attempt, status_of(reply.failure), response.headers, said)
+            failure = self._failure(attempt, status_of(reply.failure), answered.headers, said)
             if (reported := reply.reported_tokens) is not None:
                 failure.unmetered_attempts, failure.unreported = 0, reported
             raise failure

@@ -4,15 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import CODE_PROVIDERS, Model, ProviderDefinition, TokenPrice
 from trader.agents.domain.tools import request_of
 from trader.agents.domain.view import Shown
 from trader.agents.models_file import provider_issues
+from trader.agents.providers.batches import INTERFACES, Batches
 from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN, THINKING_TOKENS_MIN, thinking_budget
 from trader.agents.providers.strategy_process import StrategyProvider, StrategyStates
@@ -134,16 +137,27 @@ class Providers(Mapping[str, Provider]):
             await provider.close()
 
 
-def make_providers(settings: Settings, states: StrategyStates | None = None) -> Providers:
-    """Return a client per configured provider, the rule agents, and the strategies with the store of their states."""
+def make_providers(settings: Settings, states: StrategyStates | None = None, batches: Path | None = None) -> Providers:
+    """Return a client per configured provider, the rule agents, and the strategies with the store of their states.
+
+    With a folder for journals of `batches`, providers that have a batch interface are asked through it.
+    """
 
     timing = AttemptTiming(settings.attempt_timeout_s)
     servers: dict[str, asyncio.Semaphore] = {}
     addresses = {name: given.base_url for name, given in settings.providers.items() if given.base_url is not None}
 
+    def client_of(definition: ProviderDefinition, access: ProviderAccess, slots: int | None) -> ProviderClient:
+        semaphore = servers.setdefault(definition.server, asyncio.Semaphore(slots)) if slots else None
+        if batches is None or definition.protocol not in INTERFACES:
+            return ProviderClient(definition, access, timing, semaphore)
+        journal = batches / f"batches-{definition.name}.json"
+        definition, access = replace(definition, stream=False), replace(access, secrets=access.secrets[:1])
+        return ProviderClient(definition, access, timing, None, Batches(journal, definition.protocol, timing.sleep))
+
     def make_shipped(name: str, configured: ProviderSettings) -> ProviderClient:
         place = f"{name.upper()}_BASE_URL", f"{name.upper()}_API_KEY"
-        return ProviderClient(PROVIDERS[name], ProviderAccess(configured.keys, configured.base_url, *place), timing)
+        return client_of(PROVIDERS[name], ProviderAccess(configured.keys, configured.base_url, *place), None)
 
     def make(definition: ProviderDefinition) -> ProviderClient | None:
         for path, message in provider_issues(msgspec.to_builtins(definition), addresses):
@@ -152,8 +166,7 @@ def make_providers(settings: Settings, states: StrategyStates | None = None) -> 
         name = "" if definition.key_variable is None else name_of_keys(definition.key_variable)
         keys = settings.providers.get(name, ProviderSettings(None, ())).keys
         access = ProviderAccess(keys, key_variable=definition.key_variable)
-        slots = definition.slots and servers.setdefault(definition.server, asyncio.Semaphore(definition.slots))
-        return ProviderClient(definition, access, timing, slots or None)
+        return client_of(definition, access, definition.slots)
 
     clients = [make_shipped(name, given) for name, given in settings.providers.items() if name in PROVIDERS]
     return Providers(RuleProvider(), StrategyProvider(states), *clients, make=make)
