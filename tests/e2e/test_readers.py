@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
 import pytest
@@ -124,6 +125,17 @@ async def lags(reader: ServiceProcess) -> bool:
         return float(response.headers["X-Lag-Seconds"]) > 3
 
 
+def both_hosts(first: str, second: str) -> str:
+    """The address of a database on two hosts, of which the first is preferred."""
+    hosts = [dict(parse_qsl(urlsplit(dsn).query))["host"] for dsn in (first, second)]
+    return urlsplit(first)._replace(query=urlencode({"host": ",".join(hosts)})).geturl()
+
+
+async def tells_of_two_leaders(service: ServiceProcess) -> bool:
+    report = (await service.get("/health/schedulers"))[1]
+    return any("two leaders trade, each on its own primary" in alarm["message"] for alarm in report.get("alarms", ()))
+
+
 async def test_readers_serve_the_leaders_trades_and_a_promoted_replica_leads(tmp_path: Path, open_folder: Path) -> None:
     common = {"SIM_LATENCY_MS": "0", "LEADER_URL": LEADER}
     async with (
@@ -133,7 +145,7 @@ async def test_readers_serve_the_leaders_trades_and_a_promoted_replica_leads(tmp
         first, second = await cluster.add_replica(), await cluster.add_replica()
         async with (
             serving(tmp_path, **common, DATABASE_URL=first.dsn, ROLE="reader") as reader,
-            serving(tmp_path, **common, DATABASE_URL=second.dsn) as standby,
+            serving(tmp_path, **common, DATABASE_URL=both_hosts(second.dsn, cluster.dsn)) as standby,
         ):
             roles = [await process.role() for process in (leader, reader, standby)]
             assert roles == ["leader", "reader", "standby"]
@@ -147,9 +159,10 @@ async def test_readers_serve_the_leaders_trades_and_a_promoted_replica_leads(tmp
 
             placed = await order(leader, clientOrderId="before the end")
             await until(lambda: _has_order(second.dsn, "before the end"))
-            cluster.kill_primary()
             await second.promote()
             await becomes(standby.role, "leader")
+            await until(lambda: tells_of_two_leaders(standby))  # nobody fenced the old primary
+            cluster.kill_primary()
             assert await order(standby, clientOrderId="before the end") == placed
             await order(standby, "sell")
             assert await reader.role() == "reader"

@@ -170,3 +170,19 @@ async def select_leader_schedulers(conn: Connection) -> dict[str, bool] | None:
     """Return which schedulers run on the leader; None if its last heartbeat is older than half a minute."""
     schedulers: dict[str, bool] | None = await conn.fetchval(SELECT_LEADER_SCHEDULERS)
     return schedulers
+
+
+SELECT_IS_LED = """
+SELECT NOT pg_is_in_recovery() AND heartbeat_at > now() - interval '30 seconds' FROM service_state
+"""
+
+
+async def is_led(dsn: str) -> bool:
+    """Return whether this is a primary on which a leader writes now; False if it does not answer."""
+    with suppress(*_LOST, ValueError):
+        connection = await connect_alone(dsn, command_timeout_s=_CHECK_TIMEOUT_S)
+        try:
+            return bool(await connection.fetchval(SELECT_IS_LED))
+        finally:
+            await connection.close(timeout=_CHECK_TIMEOUT_S)
+    return False

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import asyncpg
 import msgspec
@@ -203,6 +203,8 @@ class Database:
         """When the first failed statement of the current failure began, in real time; None while all is well."""
 
         self.last_failure: StatementFailure | None = None
+        self.hosts: Sequence[str] = ()
+        """A connection string for each host, if the address has several."""
 
     @classmethod
     async def connect(
@@ -240,7 +242,9 @@ class Database:
             )
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
             raise StartError(_start_problem(dsn, error)) from error
-        return cls(pool)
+        database = cls(pool)
+        database.hosts = each_host(dsn)
+        return database
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -502,6 +506,22 @@ def place(dsn: str) -> str:
         hosts += ":" + options.get("port", ["5432"])[0]
     name = options.get("dbname", options.get("database", [parts.path.strip("/")]))[0]
     return f"{hosts}/{name}"
+
+
+def each_host(dsn: str) -> list[str]:
+    """Return a connection string for each host of one that has several; none for one with a single host."""
+    parts = urlsplit(dsn)
+    options, (userinfo, at, named) = dict(parse_qsl(parts.query)), parts.netloc.rpartition("@")
+    hosts, ports = options.get("host", named).split(","), options.get("port", "").split(",")
+    places: list[tuple[str | None, object]] = list(
+        zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=False)
+    )
+    if "host" not in options:
+        own = [urlsplit(f"//{host}") for host in hosts]
+        places = [(each.hostname, each.port or options.get("port", "")) for each in own]
+    queries = [{**options, "host": host, **({"port": port} if port else {})} for host, port in places]
+    uris = [parts._replace(netloc=f"{userinfo}{at}", query=urlencode(query)).geturl() for query in queries]
+    return uris if len(uris) > 1 else []
 
 
 def _start_problem(dsn: str, error: Exception) -> str:

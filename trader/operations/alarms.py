@@ -23,7 +23,8 @@ from trader.core.clock import JumpWatch, SystemClock
 from trader.core.errors import SinkUnavailable, Unavailable
 from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
 from trader.core.logs import lost_lines
-from trader.database.pool import Connection, Database
+from trader.database.leadership import is_led
+from trader.database.pool import Connection, Database, place
 from trader.exchange.domain.orders import Cause
 from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
 from trader.operations.domain import alarms as rules
@@ -223,6 +224,7 @@ class Alarms:
             self._disk_problems,
             self._log_problems,
             self._sink_problems,
+            self._leader_problems,
             self.maintenance.problems,
         ]
         self.is_leader: Callable[[], bool] = lambda: True
@@ -235,6 +237,7 @@ class Alarms:
         self._lost_lines, self._lost_at_s = 0, -math.inf
         self._problems: Sequence[Alarm] = ()
         self.database_bytes = 0
+        self._led: Sequence[str] = ()
         self._halts: Sequence[Alarm] = ()
         self._unsent: dict[AlarmCause, Notice] = {}  # the latest that were for another leader, if there was one
 
@@ -284,8 +287,13 @@ class Alarms:
                 self._send(notice)
 
     async def watch_database(self, database: Database) -> None:
-        """Read the results of maintenance, and send what nobody reported before this process led, until canceled."""
+        """Read the results of maintenance and who leads, and send what nobody reported before this process led.
+
+        It goes on until canceled.
+        """
         while True:
+            led = await asyncio.gather(*map(is_led, database.hosts))
+            self._led = [place(dsn) for dsn, is_so in zip(database.hosts, led, strict=True) if is_so]
             with suppress(Unavailable):  # the last figures grow older until the database answers
                 async with database.connection() as conn:
                     await self.maintenance.read(conn)
@@ -320,6 +328,12 @@ class Alarms:
             self._lost_lines, self._lost_at_s = lost, self._timer()
         if self._timer() - self._lost_at_s < CLOCK_STEADY_S:
             yield Alarm(AlarmCause("disk", "log"), f"{lost} lines of the log could not be written since the start")
+
+    def _leader_problems(self) -> Iterable[Alarm]:
+        """Yield that leaders write on several hosts of the database's address, which are primaries of their own."""
+        if len(self._led) > 1:
+            text = f"two leaders trade, each on its own primary: {' and '.join(self._led)}; fence one of them"
+            yield Alarm(AlarmCause("takeover", "two primaries"), text)
 
     def _sink_problems(self) -> Iterable[Alarm]:
         """Yield the sinks that the last notice did not reach, for the other sinks."""
