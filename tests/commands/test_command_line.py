@@ -14,7 +14,7 @@ import pytest
 
 from trader.__main__ import main
 from trader.agents.models_file import variant_argument
-from trader.commands.command import ALIASES, MODULES, REGISTRY, listing, load, make_parser, table
+from trader.commands.command import ALIASES, GROUPS, LAB, MODULES, REGISTRY, listing, load, make_parser, table
 from trader.core.variant_id import VariantId
 from trader.core.wire import to_wire
 from trader.exchange.domain.halts import CommandOutcome
@@ -33,7 +33,7 @@ def test_a_command_has_help(name: str, capsys: pytest.CaptureFixture[str], tmp_p
     shown = capsys.readouterr().out
     example = REGISTRY[name].example
     assert f"example: {example}" in shown
-    assert example.startswith(f"trader {name}")
+    assert example.startswith(f"trader {'lab ' * (name.split(maxsplit=1)[0] in LAB)}{name}")
     env_file = tmp_path / "settings"
     env_file.touch()
     words = [str(env_file) if word == "/etc/trader.env" else word for word in shlex.split(example)[1:]]
@@ -52,7 +52,7 @@ def test_the_document_has_every_command() -> None:
 
 def name_of(words: list[str]) -> str:
     """The command that these words call, by its own name or another one."""
-    words = [*ALIASES.get(words[0], words[:1]), *words[1:]]
+    words = words[1:] if words[0] == "lab" else [*ALIASES.get(words[0], words[:1]), *words[1:]]
     return " ".join(words[:2]) if " ".join(words[:2]) in REGISTRY else words[0]
 
 
@@ -109,14 +109,35 @@ def test_the_help_fits_a_screen_and_has_every_command(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert 24 <= len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(MODULES)
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == [
+        *(n for group in GROUPS.values() for n in group),
+        "lab",
+    ]
+    assert [word.rstrip(",") for word in lines[-3].split()[1:]] == list(LAB)
 
 
 def test_other_words_call_the_same_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["agents", "list", "--help"], ["verify", "--help"]):
+    for words in (["agents", "list", "--help"], ["verify", "--help"], ["lab", "candles", "make", "--help"]):
         with pytest.raises(SystemExit):
             main(words)
-        assert f"trader {name_of(words)}" in capsys.readouterr().out
+        assert f"{name_of(words)} [-h]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lab", "halt"], "there is no command 'halt'; there are: candles, backtest"),
+        (["lab", "backtets"], "did you mean `trader lab backtest`?"),
+        (["exam", "chek"], "did you mean `trader lab exam check`?"),
+        (["lab"], "usage: trader lab [-h]"),
+        (["season", "plan"], "there is no command 'season plan'"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_closest_one(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -148,7 +148,7 @@ def run_backtest(
     own_data: "str | Path | pd.DataFrame | None" = None,
     evidence: bool = True,
 ) -> BacktestResult:
-    """Backtest a strategy on a folder of 1-minute candles, by the rules of the command `trader backtest`.
+    """Backtest a strategy on a folder of 1-minute candles, by the rules of the command `trader lab backtest`.
 
     `strategy` is a class with `decide(view)`, FILE:CLASS, or the name of a variant, whose rule agent trades. The other
     arguments are the command's options: `markets` is one or several, fees are in basis points, `latency` in

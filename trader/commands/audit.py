@@ -161,7 +161,7 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
 
 @database_command(
     "reproduce",
-    example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10",
+    example="trader lab reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10",
     arguments=_invocation_argument,
     compares=True,
 )

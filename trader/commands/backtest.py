@@ -96,7 +96,7 @@ def _add_sweep(add: Callable[..., argparse.Action]) -> None:
     add("--cluster", metavar="ADDRESS", help="address of a Dask scheduler whose workers execute the runs of a sweep")
 
 
-@command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=_arguments)
+@command("backtest", example="trader lab backtest --data candles --variant Apex --out run", arguments=_arguments)
 def backtest(options: argparse.Namespace) -> Result:
     """Backtest agents on recorded candles, by the rules of the service.
 

@@ -72,7 +72,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the synthetic market; default: 0")
 
 
-@command("candles make", example="trader candles make candles --days 30 --seed 7", arguments=_make_arguments)
+@command("candles make", example="trader lab candles make candles --days 30 --seed 7", arguments=_make_arguments)
 def make(options: argparse.Namespace) -> Result:
     """Write candles of the synthetic market into a new folder, without network access.
 
@@ -123,7 +123,7 @@ def _download_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command(
     "candles download",
-    example="trader candles download candles --from 2025-01 --to 2025-03 --market BTC",
+    example="trader lab candles download candles --from 2025-01 --to 2025-03 --market BTC",
     arguments=_download_arguments,
 )
 def download(options: argparse.Namespace) -> Result:

@@ -51,21 +51,24 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "backup": "backup",
         "restore": "backup",
         "upgrade": "backup",
-    },
-    "the laboratory": {
-        "candles": "candles",
-        "backtest": "backtest",
-        "compare": "compare",
-        "exam": "exam",
         "season": "season",
-        "report": "reports",
-        "drift": "reports",
-        "reproduce": "audit",
     },
 }
 """The module of each command or group of commands by its first word, as `trader --help` groups them."""
 
-MODULES: Final = {first: module for group in GROUPS.values() for first, module in group.items()}
+LAB: Final[Mapping[str, str]] = {
+    "candles": "candles",
+    "backtest": "backtest",
+    "compare": "compare",
+    "exam": "exam",
+    "season-plan": "season_plan",
+    "report": "reports",
+    "drift": "reports",
+    "reproduce": "audit",
+}
+"""The modules of the commands of `trader lab`, which `lab` may precede or not."""
+
+MODULES: Final = {first: module for group in (*GROUPS.values(), LAB) for first, module in group.items()}
 
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"agents": ("keys",), "verify": ("audit", "chain")}
 """Other words for a command."""
@@ -161,19 +164,26 @@ def as_called(text: str) -> str:
 
 def _unknown_command(words: Sequence[str]) -> str | None:
     """Return an error message with the closest match for an unknown command; None if the command exists."""
-    first, second = [*words, ""][:2]
-    if first.startswith("-"):
+    in_lab, (first, second) = words[0] == "lab", [*words[words[0] == "lab" :], "", ""][:2]
+    if first.startswith("-") or (in_lab and not first):
         return None
     group = [name for name in REGISTRY if name.startswith(f"{first} ")]
-    if first not in MODULES:
-        wrong, allowed = first, list(MODULES)
+    known = list(LAB if in_lab else MODULES)
+    if first not in known:
+        wrong, allowed = first, known
     elif group and second and not second.startswith("-") and f"{first} {second}" not in REGISTRY:
         wrong, allowed = f"{first} {second}", group
     else:
         return None
     near = difflib.get_close_matches(wrong, allowed, n=1)
-    hint = f"did you mean `trader {near[0]}`?" if near else f"there are: {', '.join(allowed)}."
+    hint = f"did you mean `trader {' '.join(_path(near[0]))}`?" if near else f"there are: {', '.join(allowed)}."
     return f"there is no command {wrong!r}; {hint}"
+
+
+def _path(name: str) -> list[str]:
+    """Return the words of a command as its usage shows them."""
+    words = name.split()
+    return ["lab", *words] if words[0] in LAB else words
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -193,15 +203,15 @@ class CommandParser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the loaded commands; it raises `ArgumentsError`."""
     parser = CommandParser(prog=CALLED_AS)
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    groups: dict[str, Any] = {}
+    groups: dict[str, Any] = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
     for entry in REGISTRY.values():
-        group, _, last = entry.name.rpartition(" ")
-        if group and group not in groups:
-            names = _meaning_of(group)
-            outer = subparsers.add_parser(group, help=names, description=f"Commands of {group}: {names}.")
-            groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        inner = groups[group] if group else subparsers
+        inner, (*path, last) = groups[""], _path(entry.name)
+        for group in path:
+            if group not in groups:
+                names = _meaning_of(group)
+                outer = inner.add_parser(group, help=names, description=f"Commands of {group}: {names}.")
+                groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
+            inner = groups[group]
         sub = inner.add_parser(
             last,
             help=entry.meaning.partition("\n")[0],
@@ -219,16 +229,18 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     :raises ArgumentsError: there is no such command, or its options are wrong
     """
-    load(words[0])
+    load([*words, ""][words[0] == "lab"])
     if (problem := _unknown_command(words)) is not None:
         raise ArgumentsError(problem)
-    return make_parser().parse_args(words)
+    return make_parser().parse_args(["lab", *words] if words[0] in LAB else words)
 
 
 def _meaning_of(first: str) -> str:
     """Return the meaning of a loaded command in a line, or the commands of a group."""
     if first in REGISTRY:
         return REGISTRY[first].meaning.partition("\n")[0]
+    if first == "lab":
+        return ", ".join(LAB)
     return ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{first} "))
 
 
@@ -242,6 +254,7 @@ def overview() -> str:
     ]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {first:10}  {_meaning_of(first)}" for first in group)]
+    lines += ["", "the laboratory:", f"  {'lab':10}  {_meaning_of('lab')}"]
     hint = "`trader COMMAND --help` shows a command's options, `trader check --settings` the settings."
     return as_called("\n".join([*lines, "", hint]))
 

@@ -37,7 +37,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of backtests")
 
 
-@command("compare", example="trader compare sweep/runs/run,*", arguments=_arguments, compares=True)
+@command("compare", example="trader lab compare sweep/runs/run,*", arguments=_arguments, compares=True)
 def compare_runs(options: argparse.Namespace) -> Result:
     """Compare finished backtests of one period with the first, paired by seed and hour.
 

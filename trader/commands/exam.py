@@ -102,7 +102,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_participant_options(parser)
 
 
-@command("exam run", example="trader exam run --variant Apex --states 100 --out exam", arguments=_arguments)
+@command("exam run", example="trader lab exam run --variant Apex --states 100 --out exam", arguments=_arguments)
 def exam_run(options: argparse.Namespace) -> Result:
     """Let entrants decide in market states with a known law, and score each decision by its expected value.
 
@@ -180,7 +180,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
 
 
-@command("exam plan", example="trader exam plan --shares 0.5,0.1 --states 700", arguments=_plan_arguments)
+@command("exam plan", example="trader lab exam plan --shares 0.5,0.1 --states 700", arguments=_plan_arguments)
 def exam_plan(options: argparse.Namespace) -> Result:
     """Simulate how many states an exam needs to separate two entrants, and what they cost.
 
@@ -234,7 +234,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="the folder of the exam")
 
 
-@command("exam report", example="trader exam report exam", arguments=_report_arguments)
+@command("exam report", example="trader lab exam report exam", arguments=_report_arguments)
 def exam_report(options: argparse.Namespace) -> Result:
     """Print the scores of an exam, and write its card and its report.html, with examples of single states.
 
@@ -257,7 +257,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pair", type=_pair_argument, metavar="A,B", help="two entrants")
 
 
-@command("exam compare", example="trader exam compare exam funding,sma-cross", arguments=_compare_arguments)
+@command("exam compare", example="trader lab exam compare exam funding,sma-cross", arguments=_compare_arguments)
 def exam_compare(options: argparse.Namespace) -> Result:
     """Print which of two entrants is better: overall, by a verdict that is valid at every look, and for each edge."""
     plan, _ = read_plan(options.folder)
@@ -275,7 +275,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategies", type=Path, metavar="FOLDER", help="the strategy files, which then decide again")
 
 
-@command("exam check", example="trader exam check exam", arguments=_check_arguments, compares=True)
+@command("exam check", example="trader lab exam check exam", arguments=_check_arguments, compares=True)
 def exam_check(options: argparse.Namespace) -> Result:
     """Draw an exam's states again, execute its decisions again, and compare every score.
 
@@ -302,7 +302,7 @@ class _SeasonCard(msgspec.Struct):
     accounts: list[_Account]
 
 
-@command("exam relate", example="trader exam relate exam winter", arguments=_relate_arguments)
+@command("exam relate", example="trader lab exam relate exam winter", arguments=_relate_arguments)
 def exam_relate(options: argparse.Namespace) -> Result:
     """Print how far an exam ranks its entrants as a season did: the rank correlation, with its interval.
 

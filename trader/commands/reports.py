@@ -28,7 +28,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", nargs="?", type=Path, default=Path("season.html"), help="default: season.html")
 
 
-@database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
+@database_command("report", example="trader lab report season.html --name Spring", arguments=_report_arguments)
 async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Render the current runs as one HTML file.
 
@@ -107,7 +107,7 @@ def _drift_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
 
 
-@database_command("drift", example="trader drift drift.html --days 7", arguments=_drift_arguments)
+@database_command("drift", example="trader lab drift drift.html --days 7", arguments=_drift_arguments)
 async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Report the drift between paper and venue.
 

@@ -54,7 +54,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seasons", type=int, default=100, metavar="N", help="simulated seasons; default: 100")
 
 
-@command("season plan", example="trader season plan season.toml", arguments=_arguments)
+@command("season-plan", example="trader lab season-plan season.toml", arguments=_arguments)
 def plan(options: argparse.Namespace) -> Result:
     """Estimate what a season can detect: how soon its boards would call a true edge of a given Sharpe ratio.
 
