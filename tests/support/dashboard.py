@@ -41,6 +41,25 @@ HTMLAnchorElement.prototype.click = new Proxy(HTMLAnchorElement.prototype.click,
 """Keeps the last file that the page saves as `saved`, instead of downloading it."""
 
 
+WRITTEN = """
+window.written = []
+const fillText = CanvasRenderingContext2D.prototype.fillText
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+  const half = this.measureText(text).width / { center: 2, right: 1, end: 1 }[this.textAlign] || 0
+  written.push([String(text), x - half, y, this.canvas.parentElement?.parentElement?.parentElement?.ariaLabel ?? ''])
+  return fillText.call(this, text, x, y, ...rest)
+}
+"""
+"""Keeps each text that a chart draws as one of `written`: the text, where, and the name of the chart."""
+
+
+def figure(value: float | None, places: int = 2, unit: str = "", *, sign: bool = False) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:{'+' if sign and round(value, places) else ''},.{places}f}{unit}"
+    return text.replace("-", "−" if round(value, places) else "")
+
+
 async def check_jumps(tab: Tab) -> None:
     """Nothing jumps under the reader, whatever comes late."""
     jumps = await tab.evaluate("jumps")

@@ -3,7 +3,6 @@
 import csv
 import io
 import itertools
-import json
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +13,7 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 from support.chromium import Tab, chromium_program
-from support.dashboard import KEEP_FILES, on_page, shows, visit
+from support.dashboard import KEEP_FILES, WRITTEN, figure, on_page, shows, visit
 from support.process import ServiceProcess, serving
 from support.records import HOUR, add_curve, add_model, add_run, add_trade, make_model, make_run
 from support.waiting import until
@@ -33,16 +32,6 @@ VALUES ($1, $2, 'completed', $3, $3, $4, 1)
 """
 REPLICATES = {"Ada 2": Decimal("0.75"), "Ada 10": Decimal("2.25")}
 """The replicates of one configuration by name, with the cost of each in the last hour."""
-
-WRITTEN = """
-window.written = []
-const fillText = CanvasRenderingContext2D.prototype.fillText
-CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
-  const half = this.measureText(text).width / { center: 2, right: 1, end: 1 }[this.textAlign] || 0
-  written.push([String(text), x - half, y, this.canvas.parentElement?.parentElement?.parentElement?.ariaLabel ?? ''])
-  return fillText.call(this, text, x, y, ...rest)
-}
-"""
 
 DOCTORED = """
 const answered = window.fetch
@@ -81,13 +70,6 @@ async def add_replicates(conn: Connection) -> None:
         await insert_entrant(conn, begun)
         for cost, at in ((usd, now - timedelta(hours=1)), (Decimal(100), now - timedelta(hours=30))):
             await conn.execute(ADD_COST, uuid4(), model.id, at, cost)
-
-
-def figure(value: float | None, places: int = 2, unit: str = "", *, sign: bool = False) -> str:
-    if value is None:
-        return "–"
-    text = f"{value:{'+' if sign and round(value, places) else ''},.{places}f}{unit}"
-    return text.replace("-", "−" if round(value, places) else "")
 
 
 CELLS = """[...document.querySelectorAll('section[aria-label="Leaderboard"] tbody tr')].map(row =>
@@ -162,7 +144,6 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         await check_the_leader(tab, service, database)
         await check_the_axes(tab, service.url)
         await check_the_mark(tab, service.url, database)
-        await check_the_standings(tab, service)
         await check_one_state(tab, service.url)
         await check_evidence(tab)
         assert tab.problems == []
@@ -274,24 +255,6 @@ async def check_evidence(tab: Tab) -> None:
     text = await tab.evaluate("document.querySelector('section[aria-label=Evidence]').innerText")
     assert "None of the differences below can be told from noise yet." in text
     assert "not distinguishable yet" not in text
-
-
-STANDINGS = """[...document.querySelectorAll('.rows li')].map(row =>
-    [row.querySelector('.named')?.title ?? 'Buy and hold', row.querySelector('b').innerText])"""
-
-
-async def check_the_standings(tab: Tab, service: ServiceProcess) -> None:
-    """In each window an entrant has one name and one return: in the standings, at its line's end, and on the board."""
-    for window in ("24h", "7d", "30d", "run"):
-        await visit(tab, service.url, f"/#/?window={window}")
-        board = (await service.call("analytics.getLeaderboard", window=window))["entries"]
-        expected = {one["modelName"]: figure(one["pnlPercent"], unit="\u00a0%", sign=True) for one in board}
-        await until(partial(tab.evaluate, f"{STANDINGS}.length >= {len(board)}"), f"the standings of {window}")
-        rows = dict(await tab.evaluate(STANDINGS))
-        assert {name: rows[name] for name in expected} == expected, window
-        ends = [f"{name} {value}" for name, value in rows.items()]
-        written = f"({json.dumps(ends)}).every(end => written.some(([text]) => text === end))"
-        await until(partial(tab.evaluate, written), f"the ends of the lines of {window}")
 
 
 async def check_the_axes(tab: Tab, url: str) -> None:

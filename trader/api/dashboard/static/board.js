@@ -4,6 +4,7 @@ import { modelCount, useAnswer } from './answers.js'
 import {
   Choice,
   Declared,
+  EntrantName,
   Pending,
   Interval,
   ModelName,
@@ -16,7 +17,7 @@ import {
 } from './components.js'
 import { isolated, number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, compareHref, distinctName, serviceNow, useModels } from './models.js'
+import { WINDOWS, compareHref, entrantName, serviceNow, useModels } from './models.js'
 
 const [HOUR_MS, DAY_MS] = [3_600_000, 86_400_000]
 const UNDECIDED = 'not distinguishable yet'
@@ -66,8 +67,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
         'Trades under a minute': one.details.withinMinute,
       }),
       cell: one =>
-        html`<${ModelName} id=${one.modelId} name=${one.modelName}
-          color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${one.replicates === 1} /><${Declared}
+        html`<${EntrantName} one=${one} color=${known.colorOf(one.modelIds[0], one.variant)} /><${Declared}
             by=${one.details.declared} />${one.replicates > 1 && html` <${Accounts} ids=${one.modelIds} />`}${
               isMarked(one) &&
               html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
@@ -200,7 +200,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
 
 /** The name of a row of a board. */
 export const nameIn = (entries, id) =>
-  isolated(distinctName(id, entries.find(one => one.modelId === id)?.modelName ?? id))
+  isolated(entrantName(entries.find(one => one.modelId === id) ?? { modelIds: [id], modelName: id }))
 
 /** Links to the accounts of a row that is their mean. */
 export const Accounts = ({ ids }) =>

@@ -15,13 +15,14 @@ export const BEST = 5
 export const WORST = 3
 const BADGE_PX = 16
 const MARK_PX = 12
+const NARROW_PX = 480
 const CLUSTER_PX = 20
 const ZOOM_PX = 6
 const FIRST_LABEL_PX = 20 // half of a time below the left edge
 const PADDING = 0.06
 
-const axisRoom = width => (width < 480 ? 46 : 54)
-const endsRoom = width => (width < 480 ? 108 : width < 560 ? 140 : 176)
+const axisRoom = width => (width < NARROW_PX ? 46 : 54)
+const endsRoom = width => (width < NARROW_PX ? 108 : width < 560 ? 140 : 176)
 
 export function axes(show, width, height) {
   const { grid, text } = inks()
@@ -249,10 +250,14 @@ function drawEnds(chart, series, write) {
     drawBadge(ctx, one, x, y)
     ctx.fillStyle = onGround(one.color)
     ctx.font = `${one.isMain ? '600 ' : ''}${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
-    ctx.fillText(fitted(ctx, one.name, ` ${write(value)}`, room), x + 10 * dpr(), y)
+    const rest = chart.width < NARROW_PX ? '' : ` ${write(value)}` // a phone has room for the name, and the value below
+    ctx.fillText(fitted(ctx, shortOf(one.name), rest, room), x + 10 * dpr(), y)
   }
   ctx.restore()
 }
+
+/** The name of a mean as the standings write it, with how many it is of. */
+const shortOf = name => name.replace(/ \(mean of (\d+)\)$/, ' ×$1')
 
 /** The name with what follows it, cut where the room ends. */
 function fitted(ctx, name, rest, room) {

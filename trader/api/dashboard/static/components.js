@@ -5,7 +5,7 @@ import { csvOf, save } from './csv.js'
 import { html, useEffect, useRef, useState } from './lib.js'
 import { onGround } from './colors.js'
 import { ZONE, minuteOf, moment, number, signed, timeOf, times, tone } from './format.js'
-import { distinctName } from './models.js'
+import { distinctName, entrantName } from './models.js'
 import { compare } from './order.js'
 import { useLive } from './store.js'
 import { inTurn } from './turns.js'
@@ -36,6 +36,11 @@ export function ModelName({ id, name, color, isLinked = true, isPlain = false })
     ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${whole}>${content}</a>`
     : html`<span class="name" title=${whole}>${content}</span>`
 }
+
+/** The name of a row of a board; a mean has no page. */
+export const EntrantName = ({ one, color, isLinked = true }) =>
+  html`<${ModelName} id=${one.modelId} name=${one.modelIds.length > 1 ? entrantName(one) : one.modelName} color=${color}
+    isLinked=${isLinked && one.modelIds.length === 1} />`
 
 /** The column of a table whose rows belong to models. */
 export const modelColumn = known => ({

@@ -8,7 +8,7 @@ import { inkOn, onGround } from './colors.js'
 import { merged } from './events.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
-import { useModels } from './models.js'
+import { distinctName, useModels } from './models.js'
 import { useLive, useRuns } from './store.js'
 
 const NAMES = {
@@ -263,7 +263,7 @@ function Bubbles({ turn, known }) {
   const color = onGround(known.colorOf(turn.modelId, turn.modelVariant))
   return bubbles.map(
     ({ act, text }, place) => html`<li class="turn bubble" key=${act?.id ?? place}>
-      <span class="avatar" aria-hidden="true" style=${{ '--key': color, '--ink': inkOn(color) }}>${lettersOf(turn.modelName)}</span>
+      <span class="avatar" aria-hidden="true" style=${{ '--key': color, '--ink': inkOn(color) }}>${lettersOf(distinctName(turn.modelId, turn.modelName))}</span>
       <div><header><${ModelName} id=${turn.modelId} name=${turn.modelName} isPlain=${true} />
         <a href=${`#/conversations/${turn.id}`} title="This decision"><${Time} at=${turn.timestamp} /></a></header>
         ${turn.failureReason && html`<p class="said loss">${turn.failureReason}</p>`}

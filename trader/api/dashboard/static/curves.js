@@ -6,7 +6,7 @@ import { BEST, ENDS_MAX as FEW_LINES, WORST, averageOf, quantileOf, returnsOf, t
 import { Choice, Moment, Pending, Panel, useChart } from './components.js'
 import { number, signedPercent } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
-import { WINDOWS, compareHref, distinctName, useModels, windowOf } from './models.js'
+import { WINDOWS, compareHref, distinctName, entrantName, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 import { positionsOf, useTrades } from './trades.js'
 
@@ -79,7 +79,10 @@ export function Curves({ title = 'Equity', window, only, main, notes, entrants, 
       ends: true,
       span: LEAST_SPAN,
       notes: () => axis.current.notes ?? [],
-      limits: (low, high) => axis.current.limits ?? [low, high],
+      limits: (low, high) => {
+        const [least, most] = axis.current.limits ?? [low, high]
+        return [Math.max(low, least), Math.min(high, most)]
+      },
     })
     performance.mark('curves') // the benchmark waits for this
     onDrawn?.()
@@ -255,7 +258,8 @@ function linesOf(answer, portfolio, known, by, only) {
 /** The lines with one for each entrant of several accounts: the mean of theirs, where all have a value. */
 function joined(lines, entrants = []) {
   const byId = new Map(lines.map(line => [line.id, line]))
-  for (const { modelId, modelName, modelIds } of entrants) {
+  for (const one of entrants) {
+    const { modelId, modelIds } = one
     const those = modelIds.flatMap(id => byId.get(id) ?? [])
     if (modelIds.length < 2 || !those.length) continue
     const meanOf = key =>
@@ -266,7 +270,7 @@ function joined(lines, entrants = []) {
     byId.set(modelId, {
       ...those[0],
       id: modelId,
-      name: modelName,
+      name: entrantName(one),
       values: meanOf('values'),
       returns: meanOf('returns'),
     })

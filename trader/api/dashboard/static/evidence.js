@@ -1,10 +1,21 @@
 // @ts-check
 // Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
-import { Declared, Facts, Pending, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
+import {
+  Declared,
+  EntrantName,
+  Facts,
+  Pending,
+  Interval,
+  ModelName,
+  Panel,
+  SeasonLine,
+  Table,
+  scaleOf,
+} from './components.js'
 import { isolated, moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
-import { useModels } from './models.js'
+import { entrantName, useModels } from './models.js'
 import { compare } from './order.js'
 
 const REFERENCES = {
@@ -254,8 +265,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       isHead: true,
       by: one => one.modelName,
       csv: one => ({ Entrant: one.modelName, 'Model id': one.modelId, Number: one.entrant }),
-      cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${isLinked && one.modelIds.length === 1} /><${Declared}
+      cell: one => html`<${EntrantName} one=${one} color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${isLinked} /><${Declared}
         by=${one.declared} />${
           one.endedAt &&
           html` <span class="badge"
@@ -429,7 +439,7 @@ export function summaryOf({ best, entrants, season, resolution }, known) {
     'They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.'
   const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
-  const name = isolated(first.modelName)
+  const name = isolated(entrantName(first))
   if (first.rank?.among === 1)
     return `${separable} Only ${name} has a rank, so it has no other to be compared with. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length

@@ -6,7 +6,7 @@ import { LastWords } from './conversations.js'
 import { Curves } from './curves.js'
 import { signed, signedPercent, span, tone } from './format.js'
 import { html, useEffect, useRef, useState } from './lib.js'
-import { useModels } from './models.js'
+import { entrantName, useModels } from './models.js'
 import { Standings, useStandings } from './standings.js'
 import { useLive } from './store.js'
 import { Strip } from './strip.js'
@@ -46,7 +46,7 @@ export function Kiosk({ window }) {
       closed
         ? html`<${Closed} trade=${closed} color=${known.colorOf(closed.modelId, closed.modelVariant)} />`
         : row &&
-          html`<h2 class="big"><${Key} color=${known.colorOf(row.one.modelIds[0], row.one.variant)} /> <bdi>${row.one.modelName}</bdi></h2>
+          html`<h2 class="big"><${Key} color=${known.colorOf(row.one.modelIds[0], row.one.variant)} /> <bdi>${entrantName(row.one)}</bdi></h2>
             <p class=${`huge figure ${tone(row.return_)}`}>${signedPercent(row.return_)}</p>
             <${LastWords} modelId=${row.one.modelIds[0]} key=${row.one.modelIds[0]} />`
     }</div></${Panel}></div></div>`

@@ -163,7 +163,7 @@ function Rest({ route, known, model, figures, overall }) {
       <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${wonOf(figures)} />
       <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))}
         note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
-      <${Tile} label="Invocations" value=${whole(model.invocationCount)}
+      <${Tile} label="Invocations" value=${whole(more?.invocationCount)}
         note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">

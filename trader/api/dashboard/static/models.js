@@ -28,11 +28,10 @@ export function useModels() {
       byId,
       byVariant,
       nameOf: id => distinctName(id, byId.get(id)?.name ?? id),
-      nameOfAll: ids =>
-        entrantName(
-          ids,
-          ids.map(id => distinctName(id, byId.get(id)?.name ?? id)),
-        ),
+      nameOfAll: ids => {
+        const name = byId.get(ids[0])?.name ?? ids[0]
+        return entrantName({ modelIds: ids, modelName: (ids.length > 1 && name.replace(/[ -]*\d+$/, '')) || name })
+      },
       colorOf: (id, variant) => byId.get(id)?.color ?? byVariant.get(byId.get(id)?.variant ?? variant)?.color,
       isBaseline: id => hasOthers && byId.get(id)?.provider === 'rules',
     }
@@ -58,8 +57,10 @@ export function useWindow(route) {
 }
 
 /** The name of an entrant: of its account, or what the names of replicates have in common, and how many they are. */
-export const entrantName = (ids, [name]) =>
-  ids.length > 1 ? `${name.replace(/[ -]*\d+( ·.*)?$/, '') || name} (mean of ${ids.length})` : name
+export function entrantName({ modelIds, modelName }) {
+  const name = distinctName(modelIds[0], modelName.split(' (mean of ')[0])
+  return modelIds.length > 1 ? `${name} (mean of ${modelIds.length})` : name
+}
 
 /** The variants of the models whose names are repeated, by their ids, for each list of models. */
 const repeated = new WeakMap()

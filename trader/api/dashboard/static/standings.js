@@ -2,12 +2,12 @@
 // The standings of a window: who leads and why, and a row for each entrant and for buy and hold, which isolate lines.
 import { useAnswer } from './answers.js'
 import { nameIn, offBoardOf } from './board.js'
-import { Key, ModelName, Panel, Pending } from './components.js'
+import { EntrantName, Key, ModelName, Panel, Pending } from './components.js'
 import { wordsOn } from './conversations.js'
 import { useAlone, useLines, useRange } from './curves.js'
 import { day, isolated, moment, number, signed, signedPercent, tone } from './format.js'
 import { html, useMemo } from './lib.js'
-import { distinctName, useModels } from './models.js'
+import { entrantName, useModels } from './models.js'
 import { useLive } from './store.js'
 import { positionsOf } from './trades.js'
 
@@ -53,8 +53,7 @@ export function Leader({ standings: { board, rows, hold, times } }) {
     <${Pending} entry=${board} what="The leaderboard" isQuiet=${true} />
     ${
       first?.return_ != null
-        ? html`<p class="lead"><${ModelName} id=${first.one.modelId} name=${first.one.modelName}
-            color=${known.colorOf(first.one.modelIds[0])} isLinked=${first.one.replicates === 1} />
+        ? html`<p class="lead"><${EntrantName} one=${first.one} color=${known.colorOf(first.one.modelIds[0])} />
           <b class=${`figure ${tone(first.return_)}`}>${signedPercent(first.return_)}</b>
           <${Certainty} first=${first.one} entries=${board.data.entries} /></p>
         <p class="why"><${Why} row=${first} lead=${leadOf(first, hold, times)} board=${board.data} /></p>`
@@ -106,7 +105,7 @@ function Why({ row: { one, return_ }, lead, board: { entries, bestTradeId } }) {
   const more = entries.find(each => !each.rank && one.rank && each.pnlPercent > return_)
   const rest =
     more &&
-    html` ${isolated(more.modelName)} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
+    html` ${isolated(entrantName(more))} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
   return bestId || open
     ? html`${lead}; <${Largest} closedId=${bestId} open=${open} key=${bestId} />${rest}`
     : html`${lead}.${isOfBoard && ' It has won no trade in this window, and has no gain open.'}${rest}`
@@ -172,13 +171,14 @@ function Row({ row: { one, line, return_, moved }, place, known, isChosen, onCho
     moved == null
       ? 'its place a day ago is not known'
       : `${moved > 0 ? 'up' : moved < 0 ? 'down' : 'unchanged'} since yesterday`
-  const name =
-    one.replicates === 1 ? one.modelName : distinctName(one.modelIds[0], one.modelName.replace(/ \(mean of \d+\)$/, ''))
+  const name = entrantName(one)
   return html`<li><span class="place" title=${one.rank ? '' : `not ranked: ${offBoardOf(one)}`}>${place}</span>
     <span class=${`moved ${sign > 0 ? 'gain' : sign < 0 ? 'loss' : ''}`} title=${title}>${ARROWS[sign]}${sign ? Math.abs(moved) : ''}</span>
-    <span class="named" title=${one.modelName}><${ModelName} id=${one.replicates === 1 ? one.modelId : ''} name=${name} color=${known.colorOf(one.modelIds[0], one.variant)}
-      isLinked=${one.replicates === 1} />${one.replicates > 1 && html`<span class="soft small" title=${one.modelName}>×${one.replicates}</span>`}</span>
-    <${Isolate} name=${one.modelName} line=${line} return_=${return_} isChosen=${isChosen} onChoose=${onChoose} /></li>`
+    <span class="named" title=${name}><${ModelName} id=${one.modelId} name=${one.replicates > 1 ? name.split(' (mean of ')[0] : one.modelName}
+      color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${one.replicates === 1} />${
+        one.replicates > 1 && html`<span class="soft small">×${one.replicates}</span>`
+      }</span>
+    <${Isolate} name=${name} line=${line} return_=${return_} isChosen=${isChosen} onChoose=${onChoose} /></li>`
 }
 
 /** A button with a sparkline and the return, which brings the line out in the chart. */
