@@ -73,7 +73,7 @@ const stale = { data: { market: { source: 'venue', stale: true, lastUpdateAt: nu
 console.log(JSON.stringify({
   sentences: [true, false].map(isCorrected => sentenceOf({ verdict: 'better', reason: null, pValue: 0.012 }, isCorrected)),
   summaries: [1, 2].map(among => summaryOf({ best: 'a', season: null, resolution: { now: null, atEnd: null }, entrants: [
-    { modelId: 'a', modelName: 'A', endedAt: null, rank: { first: 1, last: 1, among }, amongBest: false, differences: [] },
+    { modelId: 'a', modelIds: ['a'], modelName: 'A', endedAt: null, rank: { first: 1, last: 1, among }, amongBest: false, differences: [] },
   ] }, { byId: new Map() })),
   merged: lists.map(mergedOf),
   states,
@@ -89,10 +89,11 @@ console.log(JSON.stringify({
   starting: textOf('connecting', {}),
   scales: [scaleOf([2, -4], [-6, 5, -3, 900]), scaleOf([0.1], [-5, 6]), scaleOf([null])],
   names: ['Model 10', 'model 2', null, 'Ada'].sort(compare),
-  leads: leadsOf({ times: ['1', '2', '3', '4', '5', '6'], models: [
-    { id: 'a', name: 'A', values: [100, 105, 110, 100, 120, 121] },
-    { id: 'b', name: 'B', values: [50, 50, 50, 51, 70, 71] },
-    { id: 'c', name: 'Hold', baseline: true, values: [1, 9, 9, 9, 9, 9] }] }).map(({ at, of, text }) => [at, of.modelId, text]),
+  leads: leadsOf(Object.assign([
+    { id: 'a', name: 'A', returns: [0, 5, 10, 0, 20, 21] },
+    { id: 'b', name: 'B', returns: [null, null, 0, 2, 40, 42] },
+    { id: 'c', name: 'Hold', isReference: true, returns: [0, 80, 80, 80, 80, 80] }], { times: [1, 2, 3, 4, 5, 6] }),
+  ).map(({ at, of, text }) => [at, of.modelId, text]),
   csv: csvOf(
     [{ key: 'a', title: 'Name', by: row => row.name }, { key: 'b', title: 'Picture', cell: () => 'bar' },
       { key: 'c', title: 'Interval', by: row => row.low, csv: row => ({ Low: row.low, High: row.high }) }],

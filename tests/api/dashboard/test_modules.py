@@ -151,7 +151,7 @@ def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str
 
 
 def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:
-    assert seen["leads"] == [["4", "b", "takes the lead from \u2068A\u2069"]]
+    assert seen["leads"] == [["1970-01-01T00:00:04.000Z", "b", "takes the lead from \u2068A\u2069"]]
 
 
 def test_a_verdict_says_whether_its_p_value_is_corrected(seen: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from PIL import Image
 from support.process import ServiceProcess, serving
 
 from trader.api.dashboard import assets, page, preview
+from trader.portfolio.run_statistics import WindowStart
+from trader.portfolio.snapshots import Curves
 from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
@@ -94,11 +97,14 @@ def test_the_picture_has_each_curve_where_its_values_are() -> None:
     assert {(0, 255, 0), (255, 0, 0), (0, 0, 255)} <= names
 
 
-def test_a_name_outside_the_font_is_replaced_and_an_account_without_a_value_omitted() -> None:
+def test_a_line_of_the_picture_is_of_the_current_run_and_has_a_name_that_can_be_written() -> None:
     record = '{"id":"%s","name":"%s","variant":"Apex","values":%s}'
-    rows = [("a", "Ünïted", "[null,100,150]"), ("b", "模型", "[50,25]"), ("c", "none", "[null,null]")]
-    curves = preview.curves_of([(record % row).encode() for row in rows], {"a": "#123456"})
-    assert [(curve.name, curve.returns) for curve in curves] == [("Ünïted", [None, 0, 50]), ("b", [0, -50])]
+    rows = [("a", "Ünïted", "[null,110,150]"), ("b", "模型", "[90,50,25]"), ("c", "none", "[null,null,null]")]
+    at = [datetime(2026, 3, 4, hour, tzinfo=UTC) for hour in range(3)]
+    found = Curves(at, "1h", [(record % row).encode() for row in rows])
+    starts = {"a": WindowStart(at[0], Decimal(100)), "b": WindowStart(at[1], Decimal(50))}  # by a reset
+    curves = preview.curves_of(found, starts, {"a": "#123456"})
+    assert [(curve.name, curve.returns) for curve in curves] == [("Ünïted", [None, 10, 50]), ("b", [None, 0, -50])]
     assert curves[0].color == "#123456"
 
 

@@ -18,6 +18,8 @@ from trader.api.response_cache import Answer, ResponseCache
 from trader.api.routes import Route
 from trader.api.schemas.portfolio import EquityCurve
 from trader.core.clock import floor_time
+from trader.portfolio.run_statistics import WindowStart
+from trader.portfolio.snapshots import Curves
 from trader.settings.settings import Settings
 
 PREVIEW: Final = Route("/preview.png", head=True)
@@ -78,29 +80,24 @@ def title_of(settings: Settings, model_count: int) -> str:
 
 async def _make(context: Context) -> Answer:
     """Draw the curves of all models since the first one started."""
-    models, now = context.models.by_id, context.clock.now()
-    accounts = context.exchange.accounts
-    start = min((accounts[model_id].run.started_at for model_id in models if model_id in accounts), default=now)
-    kept = await context.portfolio.equity_curves(start=start, end=now, points_max=_POINTS)
+    models = context.models.by_id
+    start, now, starts = await context.analytics.window("run")
+    found = await context.portfolio.equity_curves(start=start, end=now, points_max=_POINTS)
     colors = {model_id: color_of(model) for model_id, model in models.items()}
     heading = title_of(context.settings, len(models))
-    return Answer(200, await asyncio.to_thread(lambda: draw(curves_of(kept.records, colors), heading, start, now)))
+    return Answer(200, await asyncio.to_thread(lambda: draw(curves_of(found, starts, colors), heading, start, now)))
 
 
-def curves_of(records: Sequence[bytes], colors: Mapping[str, str]) -> list[Curve]:
-    """Return the lines of models that have a value; if the font may lack a name's characters, use the id."""
+def curves_of(found: Curves, starts: Mapping[str, WindowStart], colors: Mapping[str, str]) -> list[Curve]:
+    """Return the lines of models since their start; if the font may lack a name's characters, use the id."""
     curves = []
-    for record in map(_DECODER.decode, records):
+    for record in map(_DECODER.decode, found.records):
         name = record.name if max(record.name) <= _LAST_LATIN else record.id
-        if returns := returns_of(record.values):
+        if (start := starts.get(record.id)) is not None:
+            of_run = [None if at < start.at else value for at, value in zip(found.times, record.values, strict=True)]
+            returns = [None if value is None else 100 * value / float(start.value) - 100 for value in of_run]
             curves.append(Curve(name, colors.get(record.id, _SOFT), returns))
     return curves
-
-
-def returns_of(values: Sequence[float | None]) -> list[float | None]:
-    """Return percent above the first value; an empty list if that is not above zero."""
-    first = next((value for value in values if value is not None and value > 0), None)
-    return [] if first is None else [None if value is None else 100 * value / first - 100 for value in values]
 
 
 def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) -> bytes:

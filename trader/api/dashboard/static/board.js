@@ -29,7 +29,7 @@ export const offBoardOf = one => one.details.offBoard ?? 'it decided under 95 % 
  * The leaderboard. `children` follow once it is read, since it would push them down before.
  * @param {any} choices
  */
-export function Board({ window, onWindow, variant = 'all', isCompact = false, children }) {
+export function Board({ window, onWindow, variant = 'all', children }) {
   const known = useModels()
   const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
   const entries = board.data?.entries ?? []
@@ -43,7 +43,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   )
   const isDecided = entries.some(one => (one.details.verdict?.below?.verdict ?? UNDECIDED) !== UNDECIDED)
   const isMarked = one => document.body.dataset.market === 'replay' && one.details.withinMinute > 0
-  const byHand = known.models.filter(one => one.manualSince && (variant === 'all' || one.variant === variant))
   const hasUnranked = entries.some(one => !one.rank)
   const columns = [
     hasUnranked && {
@@ -73,9 +72,8 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
               html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
             }`,
     },
-    {
+    variant === 'all' && {
       key: 'variant',
-      isSaved: isCompact,
       title: 'Variant',
       isText: true,
       className: 'wide',
@@ -111,7 +109,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     {
       key: 'drawdown',
       title: 'Drawdown',
-      className: isCompact ? 'wide' : '',
       by: one => one.maxDrawdown,
       csv: one => ({ 'Drawdown, %': one.maxDrawdown }),
       cell: one => percent(one.maxDrawdown),
@@ -139,7 +136,6 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     },
     {
       key: 'cost',
-      isSaved: isCompact,
       title: 'Model cost',
       by: one => one.details.costUsd,
       csv: one => ({ 'Model cost, USD': one.details.costUsd }),
@@ -160,9 +156,8 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     },
     {
       key: 'equity',
-      isSaved: isCompact,
       title: 'Equity',
-      className: hasUnranked || isCompact ? 'wide' : '', // the first column takes its room
+      className: hasUnranked ? 'wide' : '', // the first column takes its room
       by: one => one.endValue,
       cell: one => number(one.endValue),
     },
@@ -182,20 +177,24 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
           ? ' “Under 1 min”: it held trades for less than a minute, where this replay draws the prices between recorded ones.'
           : ''
       }</p>
-    ${
-      byHand.length > 0 &&
-      html`<p class="body lede">Not on the board, because it was traded by hand: ${byHand.map(
-        one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} /> `,
-      )}</p>`
-    }
+    <${ByHand} className="body lede" variant=${variant} />
     <${SeasonLine} season=${board.data?.season} />
     <${Pending} entry=${board} what="The leaderboard" />
     ${
       board.data &&
-      html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} narrow=${['rank', 'model', 'return']} first=${isCompact ? 20 : 100}
+      html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} narrow=${['rank', 'model', 'return', 'fees']}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`
     }
   </${Panel}>${(board.data || board.error) && children}`
+}
+
+/** The models that are on no board, because they were traded by hand. */
+export function ByHand({ className, variant = 'all' }) {
+  const models = useModels().models.filter(one => one.manualSince && (variant === 'all' || one.variant === variant))
+  const names = models.map(
+    one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${one.color} /> `,
+  )
+  return models.length > 0 && html`<p class=${className}>Not on the board, because it was traded by hand: ${names}</p>`
 }
 
 /** The name of a row of a board. */

@@ -21,8 +21,8 @@ const ZOOM_PX = 6
 const FIRST_LABEL_PX = 20 // half of a time below the left edge
 const PADDING = 0.06
 
-const axisRoom = width => (width < NARROW_PX ? 46 : 54)
-const endsRoom = width => (width < NARROW_PX ? 108 : width < 560 ? 140 : 176)
+const axisRoom = width => (width < NARROW_PX ? 50 : 54)
+const endsRoom = width => (width < NARROW_PX ? 116 : width < 560 ? 140 : 176)
 
 export function axes(show, width, height) {
   const { grid, text } = inks()

@@ -38,9 +38,8 @@ export function ModelName({ id, name, color, isLinked = true, isPlain = false })
 }
 
 /** The name of a row of a board; a mean has no page. */
-export const EntrantName = ({ one, color, isLinked = true }) =>
-  html`<${ModelName} id=${one.modelId} name=${one.modelIds.length > 1 ? entrantName(one) : one.modelName} color=${color}
-    isLinked=${isLinked && one.modelIds.length === 1} />`
+export const EntrantName = ({ one, name = entrantName(one), color, isLinked = true }) =>
+  html`<${ModelName} id=${one.modelId} name=${name} color=${color} isLinked=${isLinked && one.modelIds.length === 1} />`
 
 /** The column of a table whose rows belong to models. */
 export const modelColumn = known => ({

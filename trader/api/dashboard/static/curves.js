@@ -159,7 +159,7 @@ function robust(values) {
 const keyOf = (...range) => `trading.getEquityCurves ${range}`
 
 /** The curves of a window, or of a range within it. */
-export const useCurves = (window, from = '', to = '') =>
+const useCurves = (window, from = '', to = '') =>
   useReport(keyOf(window, from, to), shownMs(), () => readCurves(window, from, to))
 
 /** The curves of a window as last read, else null. */
@@ -228,7 +228,8 @@ function linesOf(answer, portfolio, known, by, only) {
       name: distinctName(one.id, one.name),
       variant: one.variant,
       color: one.baseline ? (known.byVariant.get(one.variant)?.color ?? '') : known.colorOf(one.id, one.variant),
-      isBaseline: Boolean(one.baseline) || known.isBaseline(one.id),
+      isReference: one.baseline,
+      isBaseline: one.baseline || known.isBaseline(one.id),
       values,
       returns: returnsOf(values, start?.value),
     }

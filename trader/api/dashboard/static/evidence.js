@@ -225,9 +225,9 @@ function behaviourOf(one) {
 export function EvidenceTable({ window, variant = 'all', children }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, variant })
-  return html`<${Panel} title="Evidence">
+  const until = entry.data && html`<span class="soft small">of whole hours, up to ${moment(entry.data.until)}</span>`
+  return html`<${Panel} title="Evidence" tools=${until}>
     <${Pending} entry=${entry} what="The evidence" />
-    ${entry.data && html`<p class="body lede">Returns are of whole hours, up to ${moment(entry.data.until)}.</p>`}
     ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
   </${Panel}>${(entry.data || entry.error) && children}`
 }
@@ -288,11 +288,10 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       title: 'Account',
       className: 'wide',
       isOptional: true,
-      by: one => (one.modelIds.length > 1 ? null : one.account?.returnPercent), // the account of one is no mean
-      csv: one => ({ 'Account, %': one.modelIds.length > 1 ? null : one.account?.returnPercent }),
+      by: pastOf,
+      csv: one => ({ 'Account, %': pastOf(one) }),
       cell: one =>
-        html`<span class=${tone(one.account?.returnPercent)}
-          title=${one.modelIds.length > 1 ? 'a mean of several accounts' : accountOf(one)}>${one.modelIds.length > 1 ? '–' : signedPercent(one.account?.returnPercent, 1)}</span>`,
+        html`<span class=${tone(pastOf(one))} title=${accountOf(one)}>${signedPercent(pastOf(one), 1)}</span>`,
     },
     {
       key: 'best',
@@ -380,11 +379,16 @@ const rankOf = ({ rank, offBoard }) =>
       'the others are indistinguishable from it'
     : `not ranked: ${offBoard}`
 
+/** What an account returned over all its runs: it is no mean, and says no more than the return of a first run. */
+const pastOf = one => (one.modelIds.length > 1 || !(one.account?.runs > 1) ? null : one.account.returnPercent)
+
 /** The history of an account over all its runs, in words. */
 const accountOf = one =>
-  `the account since ${one.account.startedAt.slice(0, 10)}: ` +
-  `${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ` +
-  `${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
+  one.modelIds.length > 1
+    ? 'a mean of several accounts'
+    : `the account since ${one.account.startedAt.slice(0, 10)}: ` +
+      `${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ` +
+      `${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
 
 /** The smallest detectable difference from a reference, and when the observed one would be detectable, in words. */
 const visibleOf = found =>

@@ -2,25 +2,25 @@
 // What happened: positions opened and closed, refusals, changes of the lead and halts, the latest first.
 import { useAnswer } from './answers.js'
 import { Pending, ModelName, Panel, Side, Time } from './components.js'
-import { useCurves } from './curves.js'
+import { useLines } from './curves.js'
 import { merged } from './events.js'
 import { isolated, number, price, quantity, signed, tone } from './format.js'
 import { html, useMemo } from './lib.js'
-import { distinctName, useModels } from './models.js'
+import { useModels } from './models.js'
 import { useLive } from './store.js'
 import { useHealth } from './system.js'
 
 const EVENTS = 40
 const ACTED = 100
 
-export function Feed({ window }) {
+export function Feed({ window, entrants }) {
   const known = useModels()
   const state = useLive()
   const acted = useAnswer('models.getInvocations', { limit: ACTED, outcome: 'acted' }, 0)
   const closed = useAnswer('trading.getTrades', { limit: EVENTS }, 0)
-  const curves = useCurves(window)
+  const { entry: curves, lines } = useLines(window, 'models', undefined, entrants)
   const halts = useHealth().data?.halts ?? []
-  const leads = useMemo(() => leadsOf(curves.data), [curves.data])
+  const leads = useMemo(() => leadsOf(lines), [lines])
   const turns = merged(state.conversations ?? [], acted.data?.conversations ?? [])
   const trades = merged(state.trades ?? [], closed.data?.trades ?? [])
   const events = [
@@ -53,7 +53,8 @@ export function Feed({ window }) {
       <header><span class=${`badge ${KINDS[event.kind]}`}>${event.kind}</span>${
         event.of &&
         html`<${ModelName}
-        id=${event.of.modelId} name=${event.of.modelName} color=${known.colorOf(event.of.modelId, event.of.modelVariant)} />`
+        id=${event.of.modelId} name=${event.of.modelName} color=${known.colorOf(event.of.modelId, event.of.modelVariant)}
+        isLinked=${known.byId.has(event.of.modelId)} />`
       }<${Time} at=${event.at} /></header>
       <p>${event.text}</p></li>`,
     )}</ol>
@@ -96,30 +97,28 @@ const closedText = trade =>
   html`<${Side} side=${trade.side} /> <a href=${`#/trades/${trade.id}`}>${trade.symbol}</a> by ${trade.closeReason}: <b
     class=${`figure ${tone(trade.netPnl)}`}>${signed(trade.netPnl)}</b>`
 
-/** The changes of the lead: another model is first, and still is at the next moment, so that a touch is none. */
-export function leadsOf(answer) {
-  const models = (answer?.models ?? []).filter(one => !one.baseline)
-  if (models.length < 2) return []
-  const starts = models.map(one => one.values.find(value => value != null && value > 0))
+/** The changes of the lead: another entrant is first, and still is at the next moment, so that a touch is none. */
+export function leadsOf(lines) {
+  const entrants = (lines ?? []).filter(one => !one.isReference)
   const firstAt = place =>
-    models.reduce((best, one, number_) => {
-      const value = one.values[place] == null ? null : one.values[place] / starts[number_]
-      return value !== null && (best === null || value > best.value) ? { one, value } : best
-    }, null)?.one
+    entrants.reduce(
+      (best, one) => ((one.returns[place] ?? -Infinity) > (best?.returns[place] ?? -Infinity) ? one : best),
+      null,
+    )
   const changes = []
   let leader = null
-  for (let place = 0; place + 1 < answer.times.length; place += 1) {
+  for (let place = 0; entrants.length > 1 && place + 1 < lines.times.length; place += 1) {
     const first = firstAt(place)
     if (!first || first === leader || first !== firstAt(place + 1)) continue
-    if (leader) {
+    const at = new Date(1000 * lines.times[place]).toISOString()
+    if (leader)
       changes.push({
-        at: answer.times[place],
-        key: `lead ${answer.times[place]}`,
+        at,
+        key: `lead ${at}`,
         kind: 'lead',
         of: { modelId: first.id, modelName: first.name, modelVariant: first.variant },
-        text: `takes the lead from ${isolated(distinctName(leader.id, leader.name))}`,
+        text: `takes the lead from ${isolated(leader.name)}`,
       })
-    }
     leader = first
   }
   return changes

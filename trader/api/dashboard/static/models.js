@@ -76,7 +76,7 @@ export function distinctName(id, name) {
     repeated.set(models, new Map(those.map(model => [model.id, model.variant])))
   }
   const variant = repeated.get(models).get(id)
-  return variant ? `${name} · ${variant}` : name
+  return variant && !name.endsWith(` · ${variant}`) ? `${name} · ${variant}` : name
 }
 
 /**

@@ -33,8 +33,7 @@ export function OperatorPage() {
     <input type="password" aria-label="Token with the scopes read and operate" placeholder="Token" autocomplete="off"
       value=${text} onInput=${event => setText(event.target.value)} />
     <button class="button" type="submit">Open the panel</button></form>
-    <p class="body" role="status">${said}</p>
-    <p class="body soft">A token with the scopes read and operate, or API_TOKEN; it is checked before anything is shown, and kept by this tab until it is closed.</p></${Panel}>`
+    <p class="body soft" role="status">${said || 'A token with the scopes read and operate, or API_TOKEN; it is checked before anything is shown, and kept by this tab until it is closed.'}</p></${Panel}>`
 }
 
 export function OperatorPanel({ route, report, halts }) {

@@ -47,17 +47,18 @@ function Arena({ window }) {
   const [isDrawn, setDrawn] = useState(false)
   const stage = useStages(isDrawn, 1)
   const standings = useStandings(window)
+  const entrants = standings.board.data?.entries
   const list = html`<${Standings} window=${window} standings=${standings} />`
   return html`<div class="arena">
     ${!isNarrow && html`<${Strip} />`}
     <div class="left"><${Leader} standings=${standings} />${!isNarrow && list}</div>
-    <${Curves} window=${window} entrants=${standings.board.data?.entries} isWhole=${true} onDrawn=${() => setDrawn(true)} />
-    <${Tabs} tabs=${isNarrow ? NARROW : WIDE} window=${window} list=${list} isReady=${stage > 0} key=${isNarrow} />
+    <${Curves} window=${window} entrants=${entrants} isWhole=${true} onDrawn=${() => setDrawn(true)} />
+    <${Tabs} tabs=${isNarrow ? NARROW : WIDE} window=${window} list=${list} entrants=${entrants} isReady=${stage > 0} key=${isNarrow} />
   </div>`
 }
 
 /** The panels beside the chart, one at a time; the address keeps which. */
-function Tabs({ tabs, window, list, isReady }) {
+function Tabs({ tabs, window, list, entrants, isReady }) {
   const [chosen, choose] = useChosen('tab', '')
   const tab = tabs.find(([key]) => key === chosen)?.[0] ?? tabs[0][0]
   const move = event => {
@@ -70,7 +71,7 @@ function Tabs({ tabs, window, list, isReady }) {
   const panels = {
     standings: () => list,
     chat: () => html`<${Conversations} title="Chat" groups=${30} isSide=${true} />`,
-    events: () => html`<${Feed} window=${window} />`,
+    events: () => html`<${Feed} window=${window} entrants=${entrants} />`,
     positions: () => html`<${Positions} isCompact=${true} />`,
     trades: () => html`<${Trades} hasFilter=${false} isCompact=${true} />`,
   }

@@ -1,8 +1,8 @@
 // @ts-check
 // The standings of a window: who leads and why, and a row for each entrant and for buy and hold, which isolate lines.
 import { useAnswer } from './answers.js'
-import { nameIn, offBoardOf } from './board.js'
-import { EntrantName, Key, ModelName, Panel, Pending } from './components.js'
+import { ByHand, nameIn, offBoardOf } from './board.js'
+import { EntrantName, Key, Panel, Pending } from './components.js'
 import { wordsOn } from './conversations.js'
 import { useAlone, useLines, useRange } from './curves.js'
 import { day, isolated, moment, number, signed, signedPercent, tone } from './format.js'
@@ -107,7 +107,7 @@ function Why({ row: { one, return_ }, lead, board: { entries, bestTradeId } }) {
     more &&
     html` ${isolated(entrantName(more))} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
   return bestId || open
-    ? html`${lead}; <${Largest} closedId=${bestId} open=${open} key=${bestId} />${rest}`
+    ? html`${lead}<span class="rest">; <${Largest} closedId=${bestId} open=${open} key=${bestId} />${rest}</span>`
     : html`${lead}.${isOfBoard && ' It has won no trade in this window, and has no gain open.'}${rest}`
 }
 
@@ -140,7 +140,6 @@ export function Standings({ window, standings: { board, rows, hold, times } }) {
   const known = useModels()
   const { chosen, toggle } = useAlone()
   const [[from], [to]] = useRange()
-  const byHand = known.models.filter(one => one.manualSince)
   const list = (rows ?? []).map(
     (row, rank) => html`<${Row} key=${row.one.modelId} row=${row} place=${row.one.rank ? rank + 1 : '–'} known=${known}
     isChosen=${chosen.has(row.one.modelId)} onChoose=${() => toggle(row.one.modelId)} />`,
@@ -159,7 +158,7 @@ export function Standings({ window, standings: { board, rows, hold, times } }) {
     <ol class=${`rows ${chosen.size ? 'isolating' : ''}`}>${list}</ol>
     ${board.data && rows && !rows.length && html`<p class="empty">No model has traded in this window yet.</p>`}
     ${(from || to) && html`<p class="note">Of the range that the chart shows.</p>`}
-    ${byHand.length > 0 && html`<p class="note">Traded by hand, so not here: ${byHand.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${one.color} /> `)}</p>`}
+    <${ByHand} className="note" />
   </${Panel}>`
 }
 
@@ -174,10 +173,8 @@ function Row({ row: { one, line, return_, moved }, place, known, isChosen, onCho
   const name = entrantName(one)
   return html`<li><span class="place" title=${one.rank ? '' : `not ranked: ${offBoardOf(one)}`}>${place}</span>
     <span class=${`moved ${sign > 0 ? 'gain' : sign < 0 ? 'loss' : ''}`} title=${title}>${ARROWS[sign]}${sign ? Math.abs(moved) : ''}</span>
-    <span class="named" title=${name}><${ModelName} id=${one.modelId} name=${one.replicates > 1 ? name.split(' (mean of ')[0] : one.modelName}
-      color=${known.colorOf(one.modelIds[0], one.variant)} isLinked=${one.replicates === 1} />${
-        one.replicates > 1 && html`<span class="soft small">×${one.replicates}</span>`
-      }</span>
+    <span class="named" title=${name}><${EntrantName} one=${one} name=${name.split(' (mean of ')[0]}
+      color=${known.colorOf(one.modelIds[0], one.variant)} />${one.replicates > 1 && html`<span class="soft small">×${one.replicates}</span>`}</span>
     <${Isolate} name=${name} line=${line} return_=${return_} isChosen=${isChosen} onChoose=${onChoose} /></li>`
 }
 

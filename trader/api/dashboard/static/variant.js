@@ -34,7 +34,7 @@ export function VariantPage({ route, id }) {
     </div></section>
     <div class="split"><div class="stack">
       <${Curves} window=${window} only=${only} onDrawn=${() => setDrawn(true)} />
-      ${stage > 0 && html`<${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />`}
+      ${stage > 0 && html`<${Board} window=${window} onWindow=${setWindow} variant=${id} />`}
       ${stage > 1 && html`<${Positions} only=${one => one.modelVariant === id} isCompact=${true} />`}
       ${stage > 2 && html`<${TradeTotals} variant=${id} />`}
       ${stage > 3 && html`<${Trades} variant=${id} hasFilter=${false} />`}
