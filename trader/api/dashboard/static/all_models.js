@@ -2,9 +2,9 @@
 // The page of all models: the leaderboard, the evidence, and the variants.
 import { useAnswer } from './answers.js'
 import { Board } from './board.js'
-import { Pending, Interval, Key, ModelName, Panel, Table, scaleOf } from './components.js'
+import { Pending, Interval, Key, ModelName, Panel, Table, figureColumn, moneyColumn, scaleOf } from './components.js'
 import { EvidenceTable } from './evidence.js'
-import { signed, tone, whole, wonOf } from './format.js'
+import { signed, whole, wonOf } from './format.js'
 import { html } from './lib.js'
 import { useModels, useWindow } from './models.js'
 
@@ -24,8 +24,8 @@ export function ModelsPage({ route }) {
         html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key}
           color=${known.byVariant.get(one.variantId)?.color ?? one.color} /><span>${one.label}</span></a>`,
     },
-    { key: 'models', title: 'Models', by: one => one.modelCount, cell: one => whole(one.modelCount) },
-    { key: 'trades', title: 'Trades', by: one => one.totalTrades, cell: one => whole(one.totalTrades) },
+    figureColumn('models', 'Models', one => one.modelCount, whole),
+    figureColumn('trades', 'Trades', one => one.totalTrades, whole),
     {
       key: 'won',
       title: 'Won',
@@ -38,12 +38,7 @@ export function ModelsPage({ route }) {
       cell: one =>
         html`<span title="of the completed trades, with its 95 % interval">${one.winRateInterval ? wonOf(one).slice(4) : '–'}</span>`,
     },
-    {
-      key: 'net',
-      title: 'Realized, net',
-      by: one => one.totalPnl,
-      cell: one => html`<span class=${tone(one.totalPnl)}>${signed(one.totalPnl)}</span>`,
-    },
+    moneyColumn('net', 'Realized, net', one => one.totalPnl),
     {
       key: 'scale',
       title: 'Compared',
@@ -52,7 +47,7 @@ export function ModelsPage({ route }) {
         html`<${Interval} value=${one.totalPnl} least=${least} most=${most}
           color=${known.byVariant.get(one.variantId)?.color ?? one.color} />`,
     },
-    { key: 'average', title: 'Per trade', by: one => one.avgPnl, cell: one => signed(one.avgPnl) },
+    figureColumn('average', 'Per trade', one => one.avgPnl, signed),
   ]
   const quiet = known.models.filter(one => !one.active)
   return html`<${Board} window=${window} onWindow=${setWindow}><${EvidenceTable} window=${window}><${Panel}

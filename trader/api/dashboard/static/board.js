@@ -8,11 +8,12 @@ import {
   Pending,
   Interval,
   ModelName,
-  Money,
   Panel,
   SeasonLine,
   Table,
   VariantName,
+  figureColumn,
+  moneyColumn,
   scaleOf,
 } from './components.js'
 import { isolated, number, percent, signedPercent, tone, whole } from './format.js'
@@ -67,7 +68,7 @@ export function Board({ window, onWindow, variant = 'all', children }) {
       }),
       cell: one =>
         html`<${EntrantName} one=${one} color=${known.colorOf(one.modelIds[0], one.variant)} /><${Declared}
-            by=${one.details.declared} />${one.replicates > 1 && html` <${Accounts} ids=${one.modelIds} />`}${
+            by=${one.details.declared} />${one.replicates > 1 && html` <span class="mid"><${Accounts} ids=${one.modelIds} /></span>`}${
               isMarked(one) &&
               html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
             }`,
@@ -106,21 +107,13 @@ export function Board({ window, onWindow, variant = 'all', children }) {
       by: one => one.details.verdict?.below?.verdict,
       cell: one => html`<${Verdict} found=${one.details.verdict?.below} entries=${entries} />`,
     },
-    {
-      key: 'drawdown',
-      title: 'Drawdown',
-      by: one => one.maxDrawdown,
+    figureColumn('drawdown', 'Drawdown', one => one.maxDrawdown, percent, {
       csv: one => ({ 'Drawdown, %': one.maxDrawdown }),
-      cell: one => percent(one.maxDrawdown),
-    },
-    {
-      key: 'coverage',
-      title: 'Coverage',
+    }),
+    figureColumn('coverage', 'Coverage', one => one.details.coverage, percent, {
       className: 'wide',
-      by: one => one.details.coverage,
       csv: one => ({ 'Coverage, %': one.details.coverage }),
-      cell: one => percent(one.details.coverage),
-    },
+    }),
     {
       key: 'trades',
       title: 'Trades',
@@ -141,26 +134,9 @@ export function Board({ window, onWindow, variant = 'all', children }) {
       csv: one => ({ 'Model cost, USD': one.details.costUsd }),
       cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>`,
     },
-    {
-      key: 'daily',
-      title: 'Cost a day',
-      className: 'wide',
-      by: costADay,
-      cell: one => number(costADay(one)),
-    },
-    {
-      key: 'net',
-      title: 'Net after cost',
-      by: one => one.details.netAfterCost,
-      cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
-    },
-    {
-      key: 'equity',
-      title: 'Equity',
-      className: hasUnranked ? 'wide' : '', // the first column takes its room
-      by: one => one.endValue,
-      cell: one => number(one.endValue),
-    },
+    figureColumn('daily', 'Cost a day', costADay, number, { className: 'wide' }),
+    moneyColumn('net', 'Net after cost', one => one.details.netAfterCost),
+    figureColumn('equity', 'Equity', one => one.endValue, number, { className: 'wide' }),
   ].filter(Boolean)
   const tools =
     onWindow &&

@@ -250,14 +250,12 @@ function drawEnds(chart, series, write) {
     drawBadge(ctx, one, x, y)
     ctx.fillStyle = onGround(one.color)
     ctx.font = `${one.isMain ? '600 ' : ''}${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
-    const rest = chart.width < NARROW_PX ? '' : ` ${write(value)}` // a phone has room for the name, and the value below
-    ctx.fillText(fitted(ctx, shortOf(one.name), rest, room), x + 10 * dpr(), y)
+    const [name, count] = one.name.split(/ \(mean of (\d+)\)$/)
+    const told = chart.width < NARROW_PX ? '' : ` ${write(value)}` // a phone has room for the name, and the value below
+    ctx.fillText(fitted(ctx, name, `${count ? ` ×${count}` : ''}${told}`, room), x + 10 * dpr(), y)
   }
   ctx.restore()
 }
-
-/** The name of a mean as the standings write it, with how many it is of. */
-const shortOf = name => name.replace(/ \(mean of (\d+)\)$/, ' ×$1')
 
 /** The name with what follows it, cut where the room ends. */
 function fitted(ctx, name, rest, room) {

@@ -13,11 +13,13 @@ import {
   Side,
   Table,
   Time,
+  figureColumn,
   modelColumn,
+  moneyColumn,
   useChart,
 } from './components.js'
 import { boundsOf, commonHours, kindOf, sentenceOf } from './evidence.js'
-import { figureOf, number, percent, signed, signedPercent, span, tone, whole } from './format.js'
+import { figureOf, number, percent, signedPercent, span, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
 import { WINDOWS, useModels, useWindow } from './models.js'
 import { useTrades } from './trades.js'
@@ -125,20 +127,14 @@ function Costs({ ids, known }) {
     const sumOf = name => totals[place].data?.rows.reduce((sum, row) => sum + row[name], 0)
     return one ? [{ ...one, fees: sumOf('fees'), funding: sumOf('funding') }] : []
   })
-  const money = (key, title, of) => ({ key, title, by: of, cell: one => html`<${Money} value=${of(one)} />` })
   const columns = [
     modelColumn(known),
-    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
-    money('pnl', 'Realized, net', one => one.totalPnl),
-    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
-    { key: 'funding', title: 'Funding', by: one => one.funding, cell: one => number(one.funding) },
-    {
-      key: 'cost',
-      title: 'Model cost',
-      by: one => figureOf(one.costUsd),
-      cell: one => number(figureOf(one.costUsd)),
-    },
-    money('net', 'Net after cost', one => figureOf(one.netAfterCost)),
+    figureColumn('trades', 'Trades', one => one.tradesCount, whole),
+    moneyColumn('pnl', 'Realized, net', one => one.totalPnl),
+    figureColumn('fees', 'Fees', one => one.fees),
+    figureColumn('funding', 'Funding', one => one.funding),
+    figureColumn('cost', 'Model cost', one => figureOf(one.costUsd)),
+    moneyColumn('net', 'Net after cost', one => figureOf(one.netAfterCost)),
   ]
   return html`<${Panel} title="Cost in the current run"><${Pending} entry=${stats} what="The statistics" />
     ${
@@ -208,6 +204,7 @@ function SameHours({ one, other, names, window }) {
     key: `trades-${place}`,
     title: names[place],
     isText: true,
+    className: 'wrap',
     by: row => row.trades[place].reduce((sum, trade) => sum + trade.netPnl, 0),
     csv: row => ({
       [`${names[place]}, trades`]: row.trades[place].map(each => `${each.side} ${each.symbol}`).join('; '),

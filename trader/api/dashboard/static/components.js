@@ -41,6 +41,18 @@ export function ModelName({ id, name, color, isLinked = true, isPlain = false })
 export const EntrantName = ({ one, name = entrantName(one), color, isLinked = true }) =>
   html`<${ModelName} id=${one.modelId} name=${name} color=${color} isLinked=${isLinked && one.modelIds.length === 1} />`
 
+/** A column of a table that shows and sorts by a figure of its rows; `more` is what else it has. */
+export const figureColumn = (key, title, of, write = number, more = {}) => ({
+  key,
+  title,
+  by: of,
+  cell: row => write(of(row)),
+  ...more,
+})
+
+export const moneyColumn = (key, title, of, more = {}) =>
+  figureColumn(key, title, of, value => html`<${Money} value=${value} />`, more)
+
 /** The column of a table whose rows belong to models. */
 export const modelColumn = known => ({
   key: 'model',

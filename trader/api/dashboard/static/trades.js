@@ -12,7 +12,9 @@ import {
   Table,
   TradeTime,
   VariantName,
+  figureColumn,
   modelColumn,
+  moneyColumn,
   useStages,
 } from './components.js'
 import { merged } from './events.js'
@@ -23,6 +25,7 @@ import { useLive } from './store.js'
 import { marginOf, percentOfNotional, stopDistance } from './trade_figures.js'
 
 const PAGE = 200
+const WIDE = { className: 'wide' }
 const EXPORT_MAX = 50_000
 
 /** Every open position, from the positions stream. */
@@ -89,15 +92,11 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
       cell: one => html`${price(one.exitPlan.stop)}
       <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>`,
     },
-    {
-      key: 'liquidation',
+    figureColumn('liquidation', 'Liquidation', one => numeric(one.liquidationPrice), price, {
+      ...WIDE,
       isSaved: isCompact,
-      title: 'Liquidation',
-      className: 'wide',
-      by: one => numeric(one.liquidationPrice),
-      cell: one => price(one.liquidationPrice),
-    },
-    { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
+    }),
+    figureColumn('target', 'Target', one => one.exitPlan.target, price),
     {
       key: 'opened',
       title: 'Opened',
@@ -146,17 +145,12 @@ function Exposure({ state }) {
     })
   const columns = [
     modelColumn(known),
-    { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
-    { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
-    { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
-    {
-      key: 'share',
-      title: 'Gross to equity',
-      by: row => row.share,
-      cell: row => (row.share == null ? '–' : times(row.share)),
-    },
-    { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
-    { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
+    figureColumn('long', 'Long', row => row.long),
+    figureColumn('short', 'Short', row => row.short),
+    figureColumn('net', 'Net exposure', row => row.net),
+    figureColumn('share', 'Gross to equity', row => row.share, times),
+    figureColumn('margin', 'Margin', row => row.margin),
+    figureColumn('cash', 'Available cash', row => row.availableCash),
   ]
   return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} narrow=${['model', 'net', 'share']}
     isEven=${true} empty="No account holds a position." /></${Panel}>`
@@ -186,19 +180,7 @@ const fits = (trade, { modelId, variant, symbol, side, result, closeReason }) =>
   (!result || trade.netPnl > 0 === (result === 'won')) &&
   (!closeReason || trade.closeReason === closeReason)
 
-const REASONS = [
-  'order',
-  'limit',
-  'stop',
-  'invalidation',
-  'target',
-  'time',
-  'liquidation',
-  'reset',
-  'operator',
-  'manual',
-  'ended',
-]
+const REASONS = 'order limit stop invalidation target time liquidation reset operator manual ended'.split(' ')
 
 /**
  * The filter of trades in the address, for the table, its file and the sums: {input, tools}. What the page itself is
@@ -303,37 +285,13 @@ function tradeColumns(known, { hasModel = true, hasVariant = false }) {
     { ...VARIANT_COLUMN, isSaved: !hasVariant },
     MARKET_COLUMN,
     { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
-    {
-      key: 'net',
-      title: 'Net',
-      isMain: true,
-      by: one => one.netPnl,
-      cell: one => html`<${Money} value=${one.netPnl} />`,
-    },
-    {
-      key: 'gross',
-      title: 'Gross',
-      className: 'wide',
-      by: one => one.grossPnl,
-      cell: one => html`<${Money} value=${one.grossPnl} />`,
-    },
-    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
-    {
-      key: 'funding',
-      title: 'Funding',
-      className: 'wide',
-      by: one => one.funding,
-      cell: one => number(one.funding),
-    },
-    {
-      key: 'quantity',
-      title: 'Quantity',
-      className: 'wide',
-      by: one => one.quantity,
-      cell: one => quantity(one.quantity),
-    },
-    { key: 'entry', title: 'Entry', by: one => one.entryPrice, cell: one => price(one.entryPrice) },
-    { key: 'exit', title: 'Exit', by: one => one.exitPrice, cell: one => price(one.exitPrice) },
+    moneyColumn('net', 'Net', one => one.netPnl, { isMain: true }),
+    moneyColumn('gross', 'Gross', one => one.grossPnl, WIDE),
+    figureColumn('fees', 'Fees', one => one.fees),
+    figureColumn('funding', 'Funding', one => one.funding, number, WIDE),
+    figureColumn('quantity', 'Quantity', one => one.quantity, quantity, WIDE),
+    figureColumn('entry', 'Entry', one => one.entryPrice, price),
+    figureColumn('exit', 'Exit', one => one.exitPrice, price),
     {
       key: 'held',
       title: 'Held',
@@ -373,7 +331,7 @@ export function TradeTotals({ modelId, variant, children }) {
       by: row => nameOf(row.key),
       cell: row => nameOf(row.key),
     },
-    { key: 'trades', title: 'Trades', by: row => row.trades, cell: row => whole(row.trades) },
+    figureColumn('trades', 'Trades', row => row.trades, whole),
     {
       key: 'won',
       title: 'Won',
@@ -381,21 +339,10 @@ export function TradeTotals({ modelId, variant, children }) {
       csv: row => row.won,
       cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>`,
     },
-    {
-      key: 'net',
-      title: 'Net',
-      isMain: true,
-      by: row => row.netPnl,
-      cell: row => html`<${Money} value=${row.netPnl} />`,
-    },
-    {
-      key: 'gross',
-      title: 'Gross',
-      by: row => row.grossPnl,
-      cell: row => html`<${Money} value=${row.grossPnl} />`,
-    },
-    { key: 'fees', title: 'Fees', by: row => row.fees, cell: row => number(row.fees) },
-    { key: 'funding', title: 'Funding', by: row => row.funding, cell: row => number(row.funding) },
+    moneyColumn('net', 'Net', row => row.netPnl, { isMain: true }),
+    moneyColumn('gross', 'Gross', row => row.grossPnl),
+    figureColumn('fees', 'Fees', row => row.fees),
+    figureColumn('funding', 'Funding', row => row.funding),
   ]
   const days = by === 'day' || by === 'week'
   return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy}
