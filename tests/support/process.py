@@ -24,8 +24,9 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "XDG_STATE_HOME", "OPENBLAS_NU
 
 
 def passed_on() -> dict[str, str]:
-    """Return what a process gets of the caller's environment; the tests' marks of folders belong to all of them."""
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    """Return what a process gets of the caller's environment; the caller's marks of folders belong to all of them."""
+    marks = {"XDG_STATE_HOME": str(Path.home() / ".local" / "state")}
+    return marks | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 class ServiceProcess:

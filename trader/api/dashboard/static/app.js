@@ -67,7 +67,6 @@ function App() {
     </main>
     <footer class="page"><span>trader ${version}</span><button class="button" type="button"
       onClick=${switchTimes}>${isLocalTime() ? 'Times are local: show UTC' : 'Times are UTC: show local'}</button>
-      <a href="#/operator">${operatorToken() ? 'Operator' : 'Stop trading'}</a>
       <a href="/api/docs">API reference</a>
       <span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
@@ -117,7 +116,8 @@ function Top({ route }) {
       ([page, name]) => html`<a key=${page} href=${`#/${page}`}
       aria-current=${page === route.page || (page === 'models' && ['variants', 'compare'].includes(route.page)) ? 'page' : undefined}>${name}</a>`,
     )}</nav>
-    <div class="right">${route.page !== '' && html`<${Prices} hasLines=${false} />`}<${Status} /><${Share} route=${route} />
+    <div class="right">${route.page !== '' && html`<${Prices} hasLines=${false} />`}<${Status} /><a class="button" title="Halt or flatten, with the operator's token"
+      href=${operatorToken() ? '#/system' : '#/operator'}>Stop</a><${Share} route=${route} />
       <button class="icon" type="button" aria-label="Light or dark" title="Light or dark (t)" onClick=${switchScheme}>
         <svg viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6" fill="none" stroke="currentColor"
           stroke-width="1.5"></circle><path d="M8 2a6 6 0 010 12z" fill="currentColor"></path></svg></button></div>

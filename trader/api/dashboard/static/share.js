@@ -38,23 +38,26 @@ function savePicture() {
   const { left, top, width, height } = host.getBoundingClientRect()
   const canvas = Object.assign(document.createElement('canvas'), { width: WIDTH, height: HEIGHT })
   const context = canvas.getContext('2d')
-  const { ground, text } = inks()
-  const title = document.querySelector('main h1:not(.visually-hidden)').textContent
-  const figure = [...(document.querySelector('main .tile')?.children ?? [])].map(one => one.textContent).join('  ')
+  const { ground } = inks()
+  const texts = (selector, between) =>
+    [...document.querySelectorAll(selector)].map(one => one.textContent).join(between)
+  const title = texts('main .title > :is(h1, .badge)', ' · ')
+  const figure = `${texts('main .tile:first-child > *', '  ')}   ${minute(serviceNow()).replace('T', ' ')}`
   context.fillStyle = ground
   context.fillRect(0, 0, WIDTH, HEIGHT)
-  context.fillStyle = text
+  context.fillStyle = getComputedStyle(document.body).color
   context.font = `600 44px ${FONT}`
   context.fillText(title, EDGE, 74, WIDTH - 2 * EDGE)
   context.font = `26px ${FONT}`
   context.fillText(figure, EDGE, 118, WIDTH - 2 * EDGE)
-  const scale = Math.min((WIDTH - 2 * EDGE) / width, (HEIGHT - TOP - EDGE / 2) / height)
+  const room = HEIGHT - TOP - EDGE / 2
+  const scale = Math.min((WIDTH - 2 * EDGE) / width, room / height)
   for (const part of host.querySelectorAll('canvas')) {
     const at = part.getBoundingClientRect()
     context.drawImage(
       part,
       EDGE + (at.left - left) * scale,
-      TOP + (at.top - top) * scale,
+      TOP + (room - height * scale) / 2 + (at.top - top) * scale,
       at.width * scale,
       at.height * scale,
     )
