@@ -193,24 +193,18 @@ class Analytics:
             standing = await read_standing(conn, now)
         return standing, standing.ended_at or now, await self._runs.within(standing.scope).refresh()
 
-    async def window(self, window: RunWindow) -> tuple[datetime, datetime, dict[str, WindowStart]]:
-        """Return the start and end of a window, and where each account and baseline starts in it, as on the board."""
+    async def window(self, window: RunWindow | datetime) -> tuple[datetime, datetime, dict[str, WindowStart]]:
+        """Return the start and end of a window, and where each account and baseline starts in it, as on the board.
+
+        A moment begins a window of its own.
+        """
         standing, now, runs = await self._standing()
-        starts = await self._starts(standing, runs, since := window_start(window, now))
-        begun = min((starts[key].at for key in runs), default=now)
-        return begun if window == "run" else since, now, starts
-
-    async def starts(self, since: datetime) -> dict[str, WindowStart]:
-        """Return where each account and baseline starts in a range that begins then."""
-        standing, _, runs = await self._standing()
-        return await self._starts(standing, runs, since)
-
-    async def _starts(
-        self, standing: SeasonStanding, runs: Mapping[str, RunStatistics], since: datetime
-    ) -> dict[str, WindowStart]:
+        since = window if isinstance(window, datetime) else window_start(window, now)
         every = [*runs.values(), *self._runs.within(standing.scope).baselines.values()]
         async with self._database.reading() as conn:
-            return await window_starts(conn, every, since)
+            starts = await window_starts(conn, every, since)
+        begun = min((starts[key].at for key in runs), default=now)
+        return begun if window == "run" else since, now, starts
 
     def _standing_of(
         self, runs: Mapping[str, RunStatistics], model: Model, ended_at: datetime | None

@@ -297,7 +297,7 @@ async def check_the_overview(tab: Tab, url: str, window: str, truth: Truth) -> N
             "box": {name: percent(returns.get(name, held)) for name in order},
         }, {name: fmean(accounts[each]["worth"] for each in ids) for name, ids in ENTRANTS.items()}
 
-    await becomes(partial(see, tab), (await figures())[0], within_s=10)
+    await becomes(partial(see, tab), (await figures())[0])
     expected, worths = await figures()
     ends = [f"{name.replace(' (mean of 3)', ' ×3')} {value}" for name, value in expected["box"].items()]
     assert set(ends) <= set(await tab.evaluate(ENDS)), window
@@ -307,7 +307,7 @@ async def check_the_overview(tab: Tab, url: str, window: str, truth: Truth) -> N
     async def box() -> dict[str, str]:
         return {name: value for name, value in (await see(tab))["box"].items() if name in values}
 
-    await becomes(box, values, within_s=10)
+    await becomes(box, values)
 
 
 def fall(values: Sequence[float]) -> float:
@@ -349,7 +349,7 @@ async def check_the_board(tab: Tab, url: str, window: str, truth: Truth) -> None
             name: {key: row[key] for key in rows[name] if key in row} for row in cells if (name := row["Model"]) in rows
         }
 
-    await becomes(shown, rows, within_s=10)
+    await becomes(shown, rows)
 
 
 async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id: str) -> None:
@@ -376,9 +376,9 @@ async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id:
         found = await tab.evaluate(TILES)
         return {name: found.get(name, "").split(" last ")[0] for name in tiles}
 
-    await becomes(shown, tiles, within_s=10)
+    await becomes(shown, tiles)
     end = f"{MODELS[model_id].name} {percent((await truth.accounts())[model_id]['return'])}"
-    await until(partial(tab.evaluate, f"{ENDS}.includes({json.dumps(end)})"), f"{end} in {window}", within_s=10)
+    await until(partial(tab.evaluate, f"{ENDS}.includes({json.dumps(end)})"), f"{end} in {window}")
 
 
 async def check_a_pair(tab: Tab, url: str, window: str, truth: Truth, one: str, other: str) -> None:
@@ -391,7 +391,7 @@ async def check_a_pair(tab: Tab, url: str, window: str, truth: Truth, one: str, 
     await visit(tab, url, f"/#/compare?one={ids[0]}&other={ids[1]}&window={window}")
     said = f"{one} against {other}: {percent(apart)} over {len(common)} common hours,"
     text = "document.querySelector('section[aria-label=Difference] .stack > p')?.innerText.replaceAll('\\n', '') ?? ''"
-    await becomes(lambda: tab.evaluate(f"({text}).slice(0, {len(said)})"), said, within_s=10)
+    await becomes(lambda: tab.evaluate(f"({text}).slice(0, {len(said)})"), said)
     rows = []
     for model_id in ids:
         (whole,) = (row for row in await truth.rows(SELECT_ACCOUNTS, None) if row["id"] == model_id)
@@ -406,4 +406,4 @@ async def check_a_pair(tab: Tab, url: str, window: str, truth: Truth, one: str, 
             "Net after cost": money(whole["worth"] - whole["capital"] - whole["cost"]),
         }
         rows.append(row)
-    await becomes(lambda: tab.evaluate(CELLS % "Cost in the current run"), rows, within_s=10)
+    await becomes(lambda: tab.evaluate(CELLS % "Cost in the current run"), rows)

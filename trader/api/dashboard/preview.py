@@ -104,9 +104,8 @@ def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) 
     """Return a PNG of the curves, with the best ones named, a heading, and the days that they cover."""
     image = Image.new("RGB", (SIZE[0] * _FINE, SIZE[1] * _FINE), _GROUND)
     canvas = ImageDraw.Draw(image)
-    low = min((value for curve in curves for value in curve.returns if value is not None), default=0.0)
-    high = max((value for curve in curves for value in curve.returns if value is not None), default=0.0)
-    low, high = min(low, -0.1), max(high, 0.1)
+    values = [value for curve in curves for value in curve.returns if value is not None]
+    low, high = min([-0.1, *values]), max([0.1, *values])
     left, top, right, bottom = (edge * _FINE for edge in PLOT)
 
     def y_of(value: float) -> float:

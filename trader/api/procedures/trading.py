@@ -152,7 +152,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
     """
     if request.window is UNSET:
         start, end = _range(context, request)
-        starts = await context.analytics.starts(start)
+        _, _, starts = await context.analytics.window(start)
     else:
         start, end, starts = await context.analytics.window(request.window)
     curves = await context.portfolio.equity_curves(

@@ -155,7 +155,7 @@ export function Standings({ window, standings: { board, rows, hold, times } }) {
     list.splice(place < 0 ? list.length : place, 0, held)
   }
   return html`<${Panel} title="Standings" className="standings" tools=${html`<a class="small" href=${`#/models?window=${window}`}>All figures</a>`}>
-    <ol class=${`rows ${chosen.size ? 'isolating' : ''}`}>${list}</ol>
+    <ol class="rows">${list}</ol>
     ${board.data && rows && !rows.length && html`<p class="empty">No model has traded in this window yet.</p>`}
     ${(from || to) && html`<p class="note">Of the range that the chart shows.</p>`}
     <${ByHand} className="note" />
