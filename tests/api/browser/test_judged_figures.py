@@ -244,6 +244,9 @@ TILES = """Object.fromEntries([...document.querySelectorAll('.tile')].map(tile =
 ENDS = "[...new Set(written.filter(([, , , chart]) => chart.startsWith('Equity')).map(([text]) => text))]"
 
 
+PLOT = """(({ left, top, width }) => [left, top, width])(document.querySelector('.u-over').getBoundingClientRect())"""
+
+
 async def see(tab: Tab) -> dict[str, Any]:
     """Read the overview, with the cursor at the end of the lines, whose box is then shown."""
     await tab.evaluate("document.querySelector('.chart[tabindex]')?.focus()")
@@ -308,6 +311,17 @@ async def check_the_overview(tab: Tab, url: str, window: str, truth: Truth) -> N
         return {name: value for name, value in (await see(tab))["box"].items() if name in values}
 
     await becomes(box, values)
+    accounts = await truth.accounts()
+    first = min(accounts[each]["since"] for each in MODELS)
+    old = {name for name, ids in ENTRANTS.items() if all(accounts[each]["since"] == first for each in ids)}
+    left, top, width = await tab.evaluate(PLOT)
+    at = {"x": left + 0.1 * width, "y": top + 20}
+
+    async def earlier() -> set[str]:
+        await tab.command("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        return set((await tab.evaluate(SEEN))["box"])
+
+    await becomes(earlier, {*old, "Buy and hold"})
 
 
 def fall(values: Sequence[float]) -> float:
