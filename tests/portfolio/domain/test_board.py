@@ -58,6 +58,11 @@ def test_hours_without_a_value_keep_the_previous_one_and_the_first_starts_from_t
     assert np.expm1(returns.values) == pytest.approx([0.1, 0, 0, 0, 0.1])
     assert equity.returns(START) is None
     assert EquitySeries(100.0).returns(START) is None
+    equity.set([EquityPoint(START + hour * HOUR, value) for hour, value in ((5, 0.0), (6, -1.0), (7, 50.0))])
+    returns = equity.returns(START + 8 * HOUR)
+    assert returns is not None
+    assert np.expm1(returns.values[4:]) == pytest.approx([0.1, -1, 0, 0]), "from zero, nothing returns anything"
+    assert (returns.percent, returns.within(START + 6 * HOUR, START + 8 * HOUR).percent) == (-100, 0)
 
 
 def test_a_statement_is_an_interval_or_a_reason() -> None:
@@ -69,7 +74,7 @@ def test_a_statement_is_an_interval_or_a_reason() -> None:
         "23 whole hours; an interval needs 24": (series(values[:23]), 10),
         "9 completed trades; a statement about a model needs 10": (series(values), 9),
         "no hour differs from another": (series(np.zeros(100)), 10),
-        "the equity reached zero, after which there is no return": (series(np.array([*values, -np.inf, np.nan])), 10),
+        "the equity reached zero, after which there is no return": (series(np.array([*values, -np.inf, 0.0])), 10),
     }.items():
         stated = state_returns([given])[0]
         assert (stated.hours, stated.estimate, stated.reason) == (
@@ -161,7 +166,7 @@ def test_the_curve_of_a_difference_ends_at_the_difference_of_the_window() -> Non
     assert curve[0].interval is None, "an interval needs a day"
     assert difference_curve(first, other._replace(series=None), None) == []
     assert difference_curve(first, other, START + 450 * HOUR) == []
-    lost = entrant("lost", np.array([*noise(3, 100), -np.inf, *np.full(99, np.nan)]))
+    lost = entrant("lost", np.array([*noise(3, 100), -np.inf, *np.zeros(99)]))
     fell = difference_curve(lost, first, None)
     assert [each.percent is None for each in fell] == [each.at > START + 100 * HOUR for each in fell]
 
@@ -237,7 +242,7 @@ def test_replicates_are_averaged_as_money() -> None:
     """Four at +767 % and one that lost everything made 594 % together, and no verdict calls that worse."""
     hours = 400
     winners = [series(np.full(hours, math.log(8.67) / hours) + noise(seed, hours) / 10) for seed in range(4)]
-    ruin = np.concatenate([noise(9, 100), [-np.inf], np.full(hours - 101, np.nan)])
+    ruin = np.concatenate([noise(9, 100), [-np.inf], np.zeros(hours - 101)])
     joint = mean_series([*winners, series(ruin)])
     assert joint is not None
     assert joint.percent == pytest.approx(594, abs=5)
@@ -305,7 +310,7 @@ def test_a_family_contains_every_comparison_of_the_boards() -> None:
 
 
 def test_an_account_that_lost_everything_is_worse_than_one_that_did_not() -> None:
-    ruined = np.concatenate([noise(1, 30, 0.01), [-np.inf, np.nan, np.nan]])
+    ruined = np.concatenate([noise(1, 30, 0.01), [-np.inf, 0.0, 0.0]])
     board = judge_board([entrant("ruined", ruined, trades=2), entrant("other", noise(2, 33))], {}, None)
     (verdict,) = (each.verdict for each in board.comparisons["ruined"] if each.reference == "holdNothing")
     assert (verdict.word, verdict.why) == ("worse", "the equity reached zero, after which there is no return")
@@ -338,7 +343,7 @@ def test_ranks_are_intervals_of_possible_ranks() -> None:
     entrants = [entrant(f"m{number}", values) for number, values in enumerate(noises)]
     young = entrant("young", noise(9, 100, 0.02))
     absent = entrant("absent", noise(8, drift=0.02))._replace(is_eligible=False)
-    ruined = entrant("ruined", np.concatenate([noise(7, 40), [-np.inf, np.nan]]), trades=3)
+    ruined = entrant("ruined", np.concatenate([noise(7, 40), [-np.inf, 0.0]]), trades=3)
     board = judge_board([*entrants, young, absent, ruined], {}, None)
     assert {key: tuple(rank) for key, rank in board.ranks.items()} == {
         "m0": (1, 1, 5), "m1": (2, 3, 5), "m2": (2, 3, 5), "m3": (4, 4, 5), "ruined": (5, 5, 5),

@@ -145,8 +145,8 @@ class EquitySeries:
         hours = (until - self._start) // _HOUR
         logs, observed = np.array(self._logs)[:hours], np.array(self._observed, dtype=np.bool_)[:hours]
         before = np.concatenate([[logs[0] if self._capital is None else self._capital], logs[:-1]])
-        with np.errstate(invalid="ignore"):  # equity that stays at zero
-            values = logs - before
+        with np.errstate(invalid="ignore"):  # from zero, nothing returns anything
+            values = np.nan_to_num(logs - before, nan=0.0, posinf=0.0, neginf=-np.inf)
         leverages = np.array(self._leverages)[:hours]
         if exposures is not None:
             equity, held = np.exp(before), exposures.largest(self._start, len(logs))
@@ -175,7 +175,7 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
     for replicate in series:
         first = (replicate.start - start) // _HOUR
         part = slice(first, first + len(replicate.values))
-        after = np.exp(np.cumsum(np.nan_to_num(replicate.values, nan=0.0, neginf=-np.inf)))
+        after = np.exp(np.cumsum(replicate.values))
         before = np.concatenate([[1.0], after[:-1]])
         money[part] += before
         gains[part] += after - before
