@@ -4,7 +4,7 @@ import { setChoices, useChosen } from './address.js'
 import { call, hasMany, knownReport, readAhead, shownMs, useReport } from './answers.js'
 import { BEST, ENDS_MAX as FEW_LINES, WORST, averageOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Moment, Pending, Panel, useChart } from './components.js'
-import { number, signedPercent } from './format.js'
+import { moment, number, signedPercent } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, compareHref, distinctName, entrantName, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
@@ -14,6 +14,7 @@ const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 220
 const LEAST_SPAN = 0.2
 const TRADES = 200
+export const SAME_S = 600 // two answers of one window are not of the same minute
 const HOLD_NOTHING = 'baseline/hold-nothing'
 const KEYS =
   'The arrow keys move the cursor, whose box has the values. A drag zooms, a double click shows the whole window.'
@@ -223,9 +224,12 @@ function linesOf(answer, portfolio, known, by, only) {
     const values = one.values.slice(begin, end).map((value, place) => (all[begin + place] < startAt ? null : value)) // of an earlier run
     if (isLed) values.unshift(startAt <= since ? start.value : null)
     if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
+    const first = times[values.findIndex(value => value != null)]
+    const isLate = one.baseline && first > times[0] + SAME_S // what it returned is of less than the window
     return {
       id: one.id,
-      name: distinctName(one.id, one.name),
+      name: isLate ? `${one.name}, since ${moment(1000 * first)}` : distinctName(one.id, one.name),
+      isLate,
       variant: one.variant,
       color: one.baseline ? (known.byVariant.get(one.variant)?.color ?? '') : known.colorOf(one.id, one.variant),
       isReference: one.baseline,

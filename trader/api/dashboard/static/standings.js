@@ -4,7 +4,7 @@ import { useAnswer } from './answers.js'
 import { ByHand, nameIn, offBoardOf } from './board.js'
 import { EntrantName, Key, Panel, Pending } from './components.js'
 import { wordsOn } from './conversations.js'
-import { useAlone, useLines, useRange } from './curves.js'
+import { SAME_S, useAlone, useLines, useRange } from './curves.js'
 import { day, isolated, moment, number, signed, signedPercent, tone } from './format.js'
 import { html, useMemo } from './lib.js'
 import { entrantName, useModels } from './models.js'
@@ -13,7 +13,6 @@ import { positionsOf } from './trades.js'
 
 const BUY_AND_HOLD = 'baseline/buy-and-hold'
 const DAY_S = 86_400
-const SAME_S = 600 // two answers of one window are not of the same minute
 const SPARK_POINTS = 40
 const [SPARK_W, SPARK_H] = [48, 18]
 
@@ -136,7 +135,7 @@ function Said({ id, symbol }) {
   return text && html`<q class="soft" title=${text}><bdi>${text}</bdi></q>`
 }
 
-export function Standings({ window, standings: { board, rows, hold, times } }) {
+export function Standings({ window, standings: { board, rows, hold } }) {
   const known = useModels()
   const { chosen, toggle } = useAlone()
   const [[from], [to]] = useRange()
@@ -145,12 +144,10 @@ export function Standings({ window, standings: { board, rows, hold, times } }) {
     isChosen=${chosen.has(row.one.modelId)} onChoose=${() => toggle(row.one.modelId)} />`,
   )
   if (hold && rows) {
-    const first = times[hold.values.findIndex(value => value != null)]
-    const isLate = first > times[0] + SAME_S // what it returned is of less than the window
     const last = hold.returns[lastOf(hold)]
-    const place = isLate ? -1 : rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < last)
+    const place = hold.isLate ? -1 : rows.findIndex(row => !row.one.rank || (row.return_ ?? -Infinity) < last)
     const held = html`<li class="held" key="hold"><span class="place"></span><span class="moved"></span>
-      <span class="name"><${Key} color="" /><span>Buy and hold${isLate && `, since ${moment(1000 * first)}`}</span></span>
+      <span class="name"><${Key} color="" /><span>${hold.name}</span></span>
       <${Isolate} name="Buy and hold" line=${hold} return_=${last} isChosen=${chosen.has(BUY_AND_HOLD)} onChoose=${() => toggle(BUY_AND_HOLD)} /></li>`
     list.splice(place < 0 ? list.length : place, 0, held)
   }
