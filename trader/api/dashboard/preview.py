@@ -93,7 +93,7 @@ def curves_of(found: Curves, starts: Mapping[str, WindowStart], colors: Mapping[
     curves = []
     for record in map(_DECODER.decode, found.records):
         name = record.name if max(record.name) <= _LAST_LATIN else record.id
-        if (start := starts.get(record.id)) is not None:
+        if (start := starts.get(record.id)) is not None and start.value > 0:
             of_run = [None if at < start.at else value for at, value in zip(found.times, record.values, strict=True)]
             returns = [None if value is None else 100 * value / float(start.value) - 100 for value in of_run]
             curves.append(Curve(name, colors.get(record.id, _SOFT), returns))

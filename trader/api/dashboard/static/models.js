@@ -58,8 +58,8 @@ export function useWindow(route) {
 
 /** The name of an entrant: of its account, or what the names of replicates have in common, and how many they are. */
 export function entrantName({ modelIds, modelName }) {
-  const name = distinctName(modelIds[0], modelName.split(' (mean of ')[0])
-  return modelIds.length > 1 ? `${name} (mean of ${modelIds.length})` : name
+  if (modelIds.length < 2) return distinctName(modelIds[0], modelName)
+  return `${distinctName(modelIds[0], modelName.split(' (mean of ')[0])} (mean of ${modelIds.length})`
 }
 
 /** The variants of the models whose names are repeated, by their ids, for each list of models. */

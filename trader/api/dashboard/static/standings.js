@@ -170,7 +170,7 @@ function Row({ row: { one, line, return_, moved }, place, known, isChosen, onCho
   const name = entrantName(one)
   return html`<li><span class="place" title=${one.rank ? '' : `not ranked: ${offBoardOf(one)}`}>${place}</span>
     <span class=${`moved ${sign > 0 ? 'gain' : sign < 0 ? 'loss' : ''}`} title=${title}>${ARROWS[sign]}${sign ? Math.abs(moved) : ''}</span>
-    <span class="named" title=${name}><${EntrantName} one=${one} name=${name.split(' (mean of ')[0]}
+    <span class="named" title=${name}><${EntrantName} one=${one} name=${one.replicates > 1 ? name.split(' (mean of ')[0] : name}
       color=${known.colorOf(one.modelIds[0], one.variant)} />${one.replicates > 1 && html`<span class="soft small">×${one.replicates}</span>`}</span>
     <${Isolate} name=${name} line=${line} return_=${return_} isChosen=${isChosen} onChoose=${onChoose} /></li>`
 }
