@@ -388,6 +388,8 @@ async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id:
 
     async def shown() -> dict[str, str]:
         found = await tab.evaluate(TILES)
+        if not found:  # what a failure shows instead
+            return {"page": await tab.evaluate("document.body.innerText.slice(0, 400)")}
         return {name: found.get(name, "").split(" last ")[0] for name in tiles}
 
     await becomes(shown, tiles)
