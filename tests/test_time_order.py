@@ -29,6 +29,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "agents/providers/keys.py": ("steady time", 1),
     "agents/providers/taapi.py": ("how long values are shown; a date ahead asks anew", 1),
     "agents/reproduction.py": ("recorded dates", 1),
+    "api/dashboard/preview.py": ("which values are of the current run, for a picture", 1),
     "api/streams.py": ("steady time", 2),
     "core/clock.py": ("the waits of the clocks; an interval is over, too, once the clock is set back", 4),
     "core/schedulers.py": ("an interval; over, too, once the clock is set back", 1),
