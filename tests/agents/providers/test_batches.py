@@ -16,7 +16,7 @@ from support.chat_server import TURN, completion, held
 from trader.__main__ import main
 from trader.agents.domain.conversation import ModelAnswer
 from trader.agents.domain.models import ProviderDefinition
-from trader.agents.providers.batches import Batches
+from trader.agents.providers.batches import BATCH_MAX, Batches
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.core.errors import ProviderError
 from trader.settings.forms import Secret
@@ -204,4 +204,5 @@ async def test_an_exam_asks_its_states_in_one_batch(
     assert await asyncio.to_thread(main, [*asking, *models, "--batch"]) == 0
     assert [len(batch) for batch in fake.batches] == [4]
     assert await asyncio.to_thread(main, [*asking, *models, "--batch"]) == 0  # the cassette has the answers
+    assert main(["exam", "run", "--concurrency", str(BATCH_MAX + 1)]) == 2, "no more states than a batch has requests"
     assert len(fake.batches) == 1

@@ -18,7 +18,7 @@ from trader.agents.providers.attempts import Transient, read_bounded
 from trader.agents.providers.refusals import brief
 from trader.core import tasks
 from trader.core.errors import ProviderError, SettingsError
-from trader.core.files import decode_json, read_regular, replace_file
+from trader.core.files import BYTES_MAX, decode_json, read_regular, replace_file
 
 COLLECT_S: Final = 3.0
 POLL_S: Final = 20.0
@@ -27,8 +27,6 @@ WITHIN_S: Final = 26 * 3600.0
 
 BATCH_MAX: Final = 10_000
 """How many requests wait for each other at most."""
-
-RESULTS_BYTES_MAX: Final = 1 << 28
 
 log = logging.getLogger("trader.agents")
 
@@ -284,7 +282,7 @@ async def call_provider(
         async with client.request(
             method, base_url + path, headers={**own, **(headers or {})}, allow_redirects=False, **content
         ) as response:
-            body = await read_bounded(response, RESULTS_BYTES_MAX)
+            body = await read_bounded(response, BYTES_MAX)
     except (aiohttp.ClientError, OSError) as error:
         raise Transient(f"{path} could not be reached ({type(error).__name__})") from None
     if response.status >= 500 or response.status == 429:
