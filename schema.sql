@@ -28,6 +28,7 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 -- order in which the leaders applied them, since clocks may go back: processed_tick is the number of that tick. applied_spans
 -- has the starts and ends of the spans of dates under which ticks were applied, and origin_at the date of the clock's origin
 -- (of the machine's boot) by the clock of that tick: another date of the same origin tells how far the clock was set since.
+-- processed_at is the date of that tick by this server's clock, which tells the same of a leader on another machine.
 -- One of several processes leads; each new leader begins a term, and records here which of its schedulers are running, and
 -- the names of the AI providers that it has keys or an address for.
 CREATE TABLE IF NOT EXISTS service_state (
@@ -39,6 +40,7 @@ CREATE TABLE IF NOT EXISTS service_state (
     applied_spans   timestamptz[] NOT NULL DEFAULT '{}',
     origin          text,
     origin_at       timestamptz,
+    processed_at    timestamptz,
     lived_until     timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,

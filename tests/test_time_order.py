@@ -31,7 +31,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "agents/reproduction.py": ("recorded dates", 1),
     "api/dashboard/preview.py": ("which values are of the current run, for a picture", 1),
     "api/streams.py": ("steady time", 2),
-    "core/clock.py": ("the waits of the clocks; an interval is over, too, once the clock is set back", 4),
+    "core/clock.py": ("the waits of the clocks; an interval is over, too, once the clock is set back", 3),
     "core/schedulers.py": ("an interval; over, too, once the clock is set back", 1),
     "exchange/accounts.py": ("the text of a warning", 1),
     "exchange/domain/account.py": ("hours of funding; the recovery of depth, whose later dates a set clock drops", 5),

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
-from interleavings.arena import MODEL, Arena, D, Process
+from interleavings.arena import MODEL, STOPPED, Arena, ArenaClock, D, Process
 from interleavings.gaps import GapDatabase, run_as
 from support.tasks import ended
 from support.trading_floor import hold
@@ -186,6 +186,24 @@ async def test_a_replaced_leader_writes_no_snapshots(arena: Arena) -> None:
         before = await conn.fetchval(count)
         await run_as("A", a.portfolio.take_snapshots(arena.clock.now()))
         assert await conn.fetchval(count) == before
+
+
+async def test_a_successor_on_a_machine_that_is_behind_misses_no_touched_stop(arena: Arena) -> None:
+    a, outage, behind = arena.process("A"), timedelta(seconds=42), timedelta(seconds=30)
+    arena.move(STOPPED, after_s=outage.total_seconds())  # A is frozen
+    arena.clock, clock = ArenaClock(), arena.clock
+    arena.clock.origin, arena.clock.moment = "another machine", clock.moment - behind
+    async with arena.database.connection() as conn:  # the clock of the database, which goes on in real time
+        await conn.execute("UPDATE service_state SET processed_at = processed_at - $1::interval", outage)
+    b = await replaced(arena)
+    assert b.accounts.by_id["a"].positions["BTC"].closing == "stop", "at the next book"
+    late = arena.move()
+    clock.moment = late.at
+    await run_as("A", a.take(late))
+    arena.market_at -= behind
+    await run_as("B", b.take(arena.move()))
+    assert not b.accounts.by_id["a"].positions
+    assert b.accounts.processed_until == arena.market_at
 
 
 async def _nothing() -> None:

@@ -379,7 +379,7 @@ MUTANTS: Final = (
         "a start knows nothing of a clock that was set",
         "a date is a date",
         "exchange/accounts.py",
-        [("        jump = origin[1] - state.origin_at\n", "        pass\n")],
+        [("        return origin[1] - state.origin_at\n", "        return None\n")],
         [SEEN],
     ),
     Mutant(
@@ -393,7 +393,21 @@ MUTANTS: Final = (
         "a successor whose clock is behind begins at its own date",
         "it was never there before",
         "exchange/domain/tick_order.py",
-        [("if is_behind else None", "if is_behind and False else None")],
+        [("        return Resumption(now, DateSpan(last, last + (now - at)))\n", "        return Resumption(at)\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a successor on another machine believes its own clock",
+        "another clock says nothing about this one",
+        "exchange/accounts.py",
+        [("    return behind if behind is not None and behind < -SET_BACK_LEAST else None\n", "    return None\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a clock that is behind by less than the outage repeats what was seen",
+        "some of those dates are new",
+        "exchange/domain/tick_order.py",
+        [("unseen(spans, at, min(now, last))", "unseen(spans, at, now)")],
         [SEEN],
     ),
     Mutant(

@@ -38,6 +38,9 @@ LAG_MAX: Final = timedelta(seconds=1)
 _INSTANT: Final = timedelta(milliseconds=1)
 _SECOND: Final = timedelta(seconds=1)
 
+_REPLAYED: Final = "replay"
+"""The origin of every replay's time: nobody sets it, and it differs from the database's."""
+
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 INPUT_TIME_MAX: Final = datetime(2200, 1, 1, tzinfo=UTC)
@@ -226,8 +229,9 @@ class ScaledClock:
     never run past the recorded time.
     """
 
+    origin: str = _REPLAYED
+
     def __init__(self, start: datetime, speed: float) -> None:
-        self.origin = str(uuid4())
         self._speed = speed
         self._start = start
         self._start_s = time.monotonic()
@@ -345,10 +349,10 @@ class LockstepClock:
     but does not wait for their work.
     """
 
+    origin: str = _REPLAYED
+
     def __init__(self, start: datetime) -> None:
-        self.origin = str(uuid4())
         self._now = start
-        self._passed = timedelta(0)
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -360,7 +364,7 @@ class LockstepClock:
         return self._now
 
     def steady_s(self) -> float:
-        return self._passed.total_seconds()
+        return (self._now - EPOCH).total_seconds()  # as above
 
     def hold(self) -> None:
         """Pause time until `go_on`, even if no participant is working."""
@@ -375,9 +379,7 @@ class LockstepClock:
 
     def skip_to(self, moment: datetime) -> None:
         """Move the clock forward to `moment`; never backward."""
-        if moment > self._now:
-            self._passed += moment - self._now
-            self._now = moment
+        self._now = max(self._now, moment)
 
     async def sleep_until(self, moment: datetime) -> None:
         if moment <= self._now:

@@ -18,7 +18,7 @@ import aiojobs
 import msgspec
 
 from trader.core import tasks
-from trader.core.clock import EPOCH, iso
+from trader.core.clock import EPOCH, SET_BACK_LEAST, Clock, dated_origin, iso
 from trader.core.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.core.events import EventBus, PositionsChanged, PostingRefused
 from trader.database.leadership import update_term
@@ -401,18 +401,18 @@ class Accounts:
             if since is not None:
                 self._in_doubt[account_id] = since._replace(tick=since.tick._replace(at=since.tick.at + jump))
 
-    async def record_jump(self, origin: tuple[str, datetime]) -> None:
-        """Date the processed ticks in the database by the clock that was set, which gives its origin this date.
+    async def record_jump(self, clock: Clock) -> None:
+        """Date the processed ticks in the database by the clock, which was set.
 
         :raises Unavailable: the database did not confirm it
         """
         async with self._database.writing() as conn:
-            await store.update_times_seen(conn, None, self._term, origin)
+            await store.update_times_seen(conn, None, self._term, dated_origin(clock))
 
-    async def checkpoint(self, origin: tuple[str, datetime] | None = None) -> None:
+    async def checkpoint(self, clock: Clock) -> None:
         """Record in the database up to which tick every account has been processed, and the marks as of that tick.
 
-        `origin`: that of the clock that dates this tick.
+        `clock`: the one that dates this tick.
 
         :raises Unavailable: the database cannot answer now; the next checkpoint covers this one
         """
@@ -423,7 +423,8 @@ class Accounts:
         first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)
         spans = cut_out(self._spans, first.tick.at, max(first.tick.at, self.processed.at))
         async with self._database.writing() as conn:
-            await store.update_processed_until(conn, term, first.tick, first.marks, spans, origin)
+            facts = *dated_origin(clock), clock.now() - first.tick.at
+            await store.update_processed_until(conn, term, first.tick, first.marks, spans, facts)
 
     async def _change(
         self, account_id: str, decide: Callable[[Account], Posting | None], within: Within
@@ -508,11 +509,10 @@ async def _resume(
     conn: Connection, state: store.ServiceState, now: datetime, origin: tuple[str, datetime] | None
 ) -> tuple[AppliedTick | None, DateSpan | None]:
     """Date the processed ticks by the present clock, unless it is behind. Return the last one, and what it missed."""
-    last, jump = state.processed, None
+    last = state.processed
     if last is None:
         return None, None
-    if origin is not None and state.origin == origin[0] and state.origin_at is not None:
-        jump = origin[1] - state.origin_at
+    jump = None if origin is None else _jump_since(state, last.at, now, origin)
     at, ahead = resume(state.spans, last.at, now, jump)
     if ahead is not None:
         log.warning("the clock is %s behind that of the last applied tick, %s", abs(jump or at - last.at), iso(last.at))
@@ -526,6 +526,16 @@ async def _resume(
         await store.update_times_seen(conn, at - last.at)
     await store.update_baselines_ahead(conn, min(at, now), now)
     return (last if ahead is not None else last._replace(at=at)), ahead
+
+
+def _jump_since(
+    state: store.ServiceState, last: datetime, now: datetime, origin: tuple[str, datetime]
+) -> timedelta | None:
+    """Return how far the clock was set since the last tick, or by how much it is behind that of another machine."""
+    if state.origin == origin[0] and state.origin_at is not None:
+        return origin[1] - state.origin_at
+    behind = None if state.elapsed is None else now - last - state.elapsed
+    return behind if behind is not None and behind < -SET_BACK_LEAST else None
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

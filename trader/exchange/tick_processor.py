@@ -211,8 +211,8 @@ class TickProcessor:
 
     async def _save_jump(self) -> None:
         try:
-            await self._accounts.record_jump(dated_origin(self._clock))
-            await self._accounts.checkpoint(dated_origin(self._clock))
+            await self._accounts.record_jump(self._clock)
+            await self._accounts.checkpoint(self._clock)
             self._is_jump_unsaved = False
         except Unavailable as error:
             log.warning("that the clock was set is not recorded yet: %s", error)
@@ -275,7 +275,7 @@ class TickProcessor:
     async def checkpoint(self) -> None:
         """Record the last processed tick; if the database is unavailable, the next checkpoint covers this one."""
         try:
-            await self._accounts.checkpoint(dated_origin(self._clock))
+            await self._accounts.checkpoint(self._clock)
         except Unavailable as error:
             log.warning("the last processed tick was not recorded: %s", error)
 

@@ -266,7 +266,7 @@ class LiveExchange(Exchange):
 
     async def _checkpoint(self) -> None:
         try:
-            await self._accounts.checkpoint(dated_origin(self._context.clock))
+            await self._accounts.checkpoint(self._context.clock)
         except Unavailable as error:
             log.warning("the time until which the market was followed is not recorded: %s", error)
 

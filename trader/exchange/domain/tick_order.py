@@ -70,9 +70,9 @@ class Resumption(NamedTuple):
 def resume(spans: DateSpans, last: datetime, now: datetime, jump: timedelta | None) -> Resumption:
     """Continue after a tick that was applied under the date `last`.
 
-    `jump` is how far the clock was set since then; None if unknown, as after a reboot or on another machine. Then a
-    date in the future comes from a clock that was ahead: if it had been set ahead while a process ran, the time before
-    that is known. Dates that were seen before are not read again.
+    `jump` is how far the clock was set since then; None if unknown, as after a reboot. Then a date in the future comes
+    from a clock that was ahead: if it had been set ahead while a process ran, the time before that is known. Dates that
+    were seen before are not read again.
     """
     if jump is None:
         at = _brought_back(spans, last, now) if last - now > SET_BACK_LEAST else last
@@ -81,8 +81,9 @@ def resume(spans: DateSpans, last: datetime, now: datetime, jump: timedelta | No
     if abs(jump) <= SET_BACK_LEAST:
         return Resumption(last)
     at = min(last + jump, now)
-    is_behind = jump < timedelta(0) and at < now and not unseen(spans, at, now)
-    return Resumption(at, DateSpan(last, last + (now - at)) if is_behind else None)
+    if jump < timedelta(0) and at < now and not unseen(spans, at, min(now, last)):  # the present clock is behind
+        return Resumption(now, DateSpan(last, last + (now - at)))
+    return Resumption(at)
 
 
 def _brought_back(spans: DateSpans, last: datetime, now: datetime) -> datetime:

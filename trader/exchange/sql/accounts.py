@@ -264,7 +264,8 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
 class ServiceState(msgspec.Struct, frozen=True):
     """The identity of the database, and the tick up to which every account has been processed.
 
-    `spans` are the dates of applied ticks; `origin` and its date `origin_at` are those of the clock of that tick.
+    `spans` are the dates of applied ticks; `origin` and its date `origin_at` are those of the clock of that tick, and
+    `elapsed` is how long ago it was by the database's clock.
     """
 
     identity: DatabaseIdentity
@@ -272,13 +273,14 @@ class ServiceState(msgspec.Struct, frozen=True):
     spans: DateSpans
     origin: str | None
     origin_at: datetime | None
+    elapsed: timedelta | None
 
 
 UPSERT_SERVICE_STATE = """
 INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
 ON CONFLICT (only_row) DO UPDATE SET only_row = true
 RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until,
-          applied_spans, origin, origin_at
+          applied_spans, origin, origin_at, now() - processed_at AS elapsed
 """
 
 
@@ -290,7 +292,8 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     processed = None if until is None else AppliedTick(record["processed_tick"], until)
     ends = iter(record["applied_spans"])
     spans = tuple(map(DateSpan, ends, ends))
-    return ServiceState(part_of_row(record, DatabaseIdentity), processed, spans, record["origin"], record["origin_at"])
+    clock = record["origin"], record["origin_at"], record["elapsed"]
+    return ServiceState(part_of_row(record, DatabaseIdentity), processed, spans, *clock)
 
 
 SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
@@ -366,7 +369,8 @@ WITH marked AS (
     ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
 )
 UPDATE service_state
-SET processed_until = $1, processed_tick = $5, applied_spans = $6, origin = $7, origin_at = $8
+SET processed_until = $1, processed_tick = $5, applied_spans = $6, origin = $7, origin_at = $8,
+    processed_at = now() - $9::interval
 WHERE term = $4 AND processed_tick <= $5
 """
 
@@ -377,20 +381,18 @@ async def update_processed_until(
     tick: AppliedTick,
     marks: Mapping[str, Decimal],
     spans: DateSpans = (),
-    origin: tuple[str, datetime] | None = None,
+    clock: tuple[str, datetime, timedelta] | None = None,
 ) -> None:
     """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
 
     Ticks are compared by their order, since the time of a later one is earlier if the clock was set back.
-    `spans`: the dates of applied ticks. `origin`: the clock's, and its date.
+    `spans`: the dates of applied ticks. `clock`: its origin, the date of its origin, and how long ago the tick was.
     A process that has lost its lock without knowing it sees accounts that another process has changed: its record would
     make a later leader skip ticks that those accounts have missed.
     """
     ends = [end for span in spans for end in span]
-    clock = origin or (None, None)
-    await conn.execute(
-        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, ends, *clock
-    )
+    values = tick.at, list(marks), list(marks.values()), term, tick.number, ends, *(clock or (None, None, None))
+    await conn.execute(UPDATE_PROCESSED_UNTIL, *values)
 
 
 UPDATE_TIMES_SEEN = """
