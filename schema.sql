@@ -596,6 +596,7 @@ CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     unrealized_pnl amount  NOT NULL,
     created_at     timestamptz NOT NULL,
     leverage       double precision CHECK (leverage >= 0), -- notional over equity; null if not recorded
+    sequence       bigint  NOT NULL DEFAULT 0, -- of the account: the rows of the ledger that it includes
     PRIMARY KEY (account_id, created_at),
     CHECK (net_portfolio = cash + unrealized_pnl)
 ) PARTITION BY RANGE (created_at);
@@ -610,6 +611,7 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
     last       amount  NOT NULL,
     last_at    timestamptz NOT NULL,
     leverage   double precision CHECK (leverage >= 0), -- the largest in the hour's snapshots
+    sequence   bigint  NOT NULL DEFAULT 0, -- that of `last`
     PRIMARY KEY (account_id, hour)
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);

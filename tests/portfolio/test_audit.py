@@ -1,6 +1,7 @@
 """The audit finds every error: each test corrupts a clean ledger in one place."""
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
@@ -13,6 +14,7 @@ from trader.core.errors import OrderUndecided
 from trader.database.pool import Database
 from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.portfolio.audit import AuditReport, audit
+from trader.portfolio.snapshots import PortfolioService
 
 D = Decimal
 
@@ -134,3 +136,19 @@ async def test_a_ledger_with_holes_is_reported_and_does_not_end_the_audit(databa
     report = await after(database, "DELETE FROM fills")
     assert any("existence is True in the row and False by the ledger" in problem for problem in report.problems)
     assert any("funding is" in problem for problem in report.problems) is False, "one sentence says it"
+
+
+@pytest.mark.parametrize("back", [timedelta(minutes=2), timedelta(minutes=10), timedelta(hours=2)])
+async def test_equity_follows_its_ledger_however_the_clock_is_set_back(database: Database, back: timedelta) -> None:
+    clock = ManualClock(START + timedelta(minutes=50))
+    async with running(database, ScriptedSource(), clock, SIM_LATENCY_MS="0") as venue:
+        portfolio = PortfolioService(database, venue.exchange, clock, venue.settings)
+        for span in (timedelta(0), -back, back, -back):
+            clock.set_by(span)
+            await venue.see({"BTC": "94000"}, after_s=10)
+            await portfolio.take_snapshots(clock.now())
+            await venue.buy("0.1")
+            await venue.sell("0.1")
+            await portfolio.take_snapshots(clock.now())
+        report = await audit(database)
+    assert (report.problems, report.hours > 0) == ([], True)

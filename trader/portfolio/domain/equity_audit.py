@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -14,9 +14,6 @@ from trader.exchange.domain.orders import Fill
 from trader.portfolio.domain.histories import HourlyValue
 
 _HOUR: Final = timedelta(hours=1)
-
-SLACK: Final = timedelta(minutes=1)
-"""A posting within this time of a snapshot may or may not be in it, because the two happen concurrently."""
 
 PRICE_TOLERANCE: Final = Decimal("0.01")
 """How far a mark may lie outside the candles of its hour and the previous one, as a fraction."""
@@ -59,27 +56,24 @@ class _Books(NamedTuple):
 def compare_with_books(
     capital: Decimal, entries: Iterable[LedgerEntry], hours: Iterable[HourlyValue], range_of: RangeOf
 ) -> Iterator[str]:
-    """Yield the hours of a run whose equity contradicts the ledger. Entries are in time order.
+    """Yield the hours of a run whose equity contradicts the ledger up to its sequence, by which entries are ordered.
 
     Without positions equity must match exactly; with positions it must lie in the range that the candles allow.
     """
-    times, states = zip(*_states(capital, entries), strict=True)
+    sequences, states = zip(*_states(capital, entries), strict=True)
     for hour in hours:
-        at = hour.last_at
-        first = max(0, bisect_right(times, at - SLACK) - 1)
-        worths = [books.worth(at, range_of) for books in states[first : bisect_right(times, at + SLACK)]]
-        known = [worth for worth in worths if worth is not None]
-        if len(known) < len(worths) or any(worth.low <= hour.last <= worth.high for worth in known):
+        worth = states[bisect_right(sequences, hour.sequence) - 1].worth(hour.last_at, range_of)
+        if worth is None or worth.low <= hour.last <= worth.high:
             continue
-        low, high = min(worth.low for worth in known), max(worth.high for worth in known)
+        low, high = worth
         allowed = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
-        yield f"equity at {iso(at)} is {format_decimal(hour.last)}, and {allowed} by the ledger and the market"
+        yield f"equity at {iso(hour.last_at)} is {format_decimal(hour.last)}, and {allowed} by the ledger and the market"
 
 
-def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, _Books]]:
+def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[int, _Books]]:
     """Yield the state of the ledger before all entries and after each of them."""
     base, held = capital, defaultdict[str, Decimal](lambda: ZERO)
-    yield datetime.min.replace(tzinfo=UTC), _Books(base, {})
+    yield 0, _Books(base, {})
     for entry in entries:
         if isinstance(entry, Fill):
             signed = entry.side.direction * entry.quantity
@@ -87,7 +81,7 @@ def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[
             held[entry.symbol] += signed
         else:
             base += entry.amount
-        yield entry.at, _Books(base, {symbol: quantity for symbol, quantity in held.items() if quantity})
+        yield entry.sequence, _Books(base, {symbol: quantity for symbol, quantity in held.items() if quantity})
 
 
 def compare_with_marks(

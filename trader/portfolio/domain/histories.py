@@ -90,7 +90,8 @@ def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The value of an account at one moment. `net_portfolio = cash + unrealized_pnl`.
 
-    `leverage` is the notional of its positions at the marks over its value; None: unknown.
+    `leverage` is the notional of its positions at the marks over its value; None: unknown. `sequence` is the account's:
+    that of the last row of its ledger that the value includes.
     """
 
     account_id: str
@@ -100,16 +101,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     unrealized_pnl: Decimal
     created_at: datetime
     leverage: float | None = None
+    sequence: int = 0
 
 
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):
-    """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
+    """The last netPortfolio of an account in one hour, when and of which ledger, and the largest leverage of the hour."""
 
     account_id: str
     hour: datetime
     last: Decimal
     last_at: datetime
     leverage: float | None = None
+    sequence: int = 0
 
 
 def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
@@ -135,6 +138,7 @@ def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) 
         unrealized_pnl=gain,
         created_at=at,
         leverage=_leverage(notional, cash + gain),
+        sequence=account.sequence,
     )
 
 

@@ -28,22 +28,26 @@ from trader.portfolio.sql.analytics import CurrentRun
 # statement would be planned at every call, which takes half as long as its execution.
 INSERT_SNAPSHOTS = """
 WITH added AS (
-    INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at, leverage)
+    INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at, leverage,
+                                     sequence)
     SELECT g.account_id, g.run_id, g.net_portfolio, g.cash, g.unrealized_pnl,
            CASE WHEN g.created_at < m.hour + interval '1 hour'
                 THEN m.hour + interval '1 hour' + (g.created_at - date_trunc('hour', g.created_at, 'UTC'))
                 ELSE g.created_at END,
-           g.leverage
-    FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[], $7::float8[])
-        AS g (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at, leverage)
+           g.leverage, g.sequence
+    FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[], $7::float8[],
+                $8::bigint[])
+        AS g (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at, leverage, sequence)
     LEFT JOIN chain_marks m ON m.account_id = g.account_id
-    WHERE $8::bigint IS NULL OR coalesce((SELECT term FROM service_state), 0) = $8
+    WHERE $9::bigint IS NULL OR coalesce((SELECT term FROM service_state), 0) = $9
     ON CONFLICT DO NOTHING
-    RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at, leverage
+    RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at, leverage,
+              sequence
 ), sums AS MATERIALIZED (
     SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total,
            count(*) AS count, (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last,
-           max(created_at) AS last_at, max(leverage) AS leverage
+           max(created_at) AS last_at, max(leverage) AS leverage,
+           (array_agg(sequence ORDER BY created_at DESC))[1] AS sequence
     FROM added
     GROUP BY account_id, hour
 ), running AS (
@@ -52,6 +56,7 @@ WITH added AS (
         total = h.total + s.total,
         count = h.count + s.count,
         last = CASE WHEN s.last_at > h.last_at THEN s.last ELSE h.last END,
+        sequence = CASE WHEN s.last_at > h.last_at THEN s.sequence ELSE h.sequence END,
         last_at = greatest(h.last_at, s.last_at),
         leverage = greatest(h.leverage, s.leverage)
     FROM sums s
@@ -59,8 +64,8 @@ WITH added AS (
       AND h.account_id = s.account_id AND h.hour IS NOT DISTINCT FROM s.hour
     RETURNING h.account_id, h.hour
 ), begun AS (
-    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at, leverage)
-    SELECT account_id, hour, run_id, total, count, last, last_at, leverage
+    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at, leverage, sequence)
+    SELECT account_id, hour, run_id, total, count, last, last_at, leverage, sequence
     FROM sums s
     WHERE NOT EXISTS (SELECT FROM running r WHERE r.account_id = s.account_id AND r.hour = s.hour)
     ORDER BY account_id, hour
@@ -69,6 +74,7 @@ WITH added AS (
         total = h.total + excluded.total,
         count = h.count + excluded.count,
         last = CASE WHEN excluded.last_at > h.last_at THEN excluded.last ELSE h.last END,
+        sequence = CASE WHEN excluded.last_at > h.last_at THEN excluded.sequence ELSE h.sequence END,
         last_at = greatest(h.last_at, excluded.last_at),
         leverage = greatest(h.leverage, excluded.leverage)
 ), variants AS (
@@ -89,7 +95,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term
     A snapshot of an hour that is in the chain already, since the clock was set back, goes to the next hour that is not.
     The partitions of their times must exist. With a `term` nothing is added once that is over.
     """
-    return int(await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 7), term))
+    return int(await conn.fetchval(INSERT_SNAPSHOTS, *columns_of(map(astuple, snapshots), 8), term))
 
 
 class LastSnapshot(NamedTuple):
@@ -298,7 +304,7 @@ async def select_hour_values(conn: Connection, hour: datetime) -> list[tuple[str
 
 # OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
 SELECT_RUN_HOURS = """
-SELECT h.account_id, h.hour, h.last, h.last_at, h.leverage
+SELECT h.account_id, h.hour, h.last, h.last_at, h.leverage, h.sequence
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w
