@@ -105,7 +105,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):
-    """The last netPortfolio of an account in one hour, when and of which ledger, and the largest leverage of the hour."""
+    """The last netPortfolio of an account in one hour, its time and ledger, and the hour's largest leverage."""
 
     account_id: str
     hour: datetime
