@@ -2,17 +2,20 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pytest
 
 from trader.agents.domain.models import rule_model
+from trader.agents.domain.view import Shown
 from trader.agents.reproduction import reproduce_invocation
 from trader.backtest.advance import Journal
 from trader.backtest.baselines import open_baselines
 from trader.backtest.history import PastAgent, open_models, past_of, write_history
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
+from trader.core.clock import moment_of
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
@@ -69,6 +72,20 @@ async def traded_at_once(settings: Settings) -> tuple[Recorded, dict[str, Any]]:
         if run.engine.is_due:
             await run.engine.invoke()
     return recorded, {followed.baseline.id: followed.state.saved().account for followed in run.baselines}
+
+
+async def test_what_agents_are_shown_equals_a_fresh_market_in_any_order_of_looks(settings: Settings) -> None:
+    settings = Settings.load({"SIM_SEED": "7", "MARKETS": "BTC"}, None, demo=True)
+    source, intervals = past(settings, START, START + timedelta(hours=3)), ("15m", "1h")
+    kinds = [Shown(intervals, candles, series) for candles, series in ((3, 1), (3, 4), (300, 1))]
+    kept = await BacktestMarket.open(source, intervals)
+    first = source.span.start
+    for second, shown in product((first + 9_000, first + 60, first + 9_900), kinds):
+        fresh = await BacktestMarket.open(source, intervals)
+        looks = [market.observe("BTC", shown, second, moment_of(second)) for market in (kept, fresh)]
+        assert len({repr(look) for look in looks}) == 1
+        columns = [[each.columns.tolist() for each in look.candles.values()] for look in looks if look is not None]
+        assert columns[0] == columns[1]
 
 
 @pytest.mark.slow

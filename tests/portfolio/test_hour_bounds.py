@@ -14,7 +14,7 @@ from support.seasons import DAY, add_season
 from trader.agents.sql.models import upsert_model
 from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause
-from trader.exchange.domain.orders import OrderStatus
+from trader.exchange.domain.orders import OrderStatus, OrderType
 from trader.operations import operator_commands as operations
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -159,3 +159,26 @@ async def test_a_tick_of_a_former_term_forgets_no_start_that_the_next_one_has_lo
         assert in_force(operated) == []
         await operated.see({"BTC": "93400"})
         assert in_force(operated) == HELD, "of the 10,000 at the start of the hour, 3 % are gone"
+
+
+@pytest.mark.parametrize(
+    ("start", "is_held"), [("10240", True), ("10239.99", False), ("9765.625", True), ("9765.63", False)]
+)
+async def test_exactly_three_quarters_of_a_bound_hold_an_account(database: Database, start: str, is_held: bool) -> None:
+    source, clock, begun = ScriptedSource(), ManualClock(START), START.replace(minute=0, second=0)
+    async with database.connection() as conn:
+        await upsert_model(conn, make_model("a"))
+        await add_season(conn, start=begun, end=begun + DAY, hour_loss_max_percent=3.125, hour_gain_max_percent=3.2)
+    async with operating(database, source, clock) as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.1", type=OrderType.LIMIT, limit_price=Decimal(80_000))
+        run = operated.venue.exchange.accounts["a"].run.id
+    async with database.connection() as conn:
+        await conn.execute(
+            """INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
+               VALUES ('a', $1, $2, $3, 1, $3, $4)""",
+            *(begun - timedelta(hours=1), run, Decimal(start), begun - timedelta(minutes=1)),
+        )
+    async with operating(database, source, clock) as operated:
+        await operated.see(QUIET)
+        assert (in_force(operated) == HELD) is is_held

@@ -473,6 +473,27 @@ MUTANTS: Final = (
         [pair("tick after a gap", "lost statement")],
     ),
     Mutant(
+        "candles are shown to agents as they were at first",
+        "they have closed",
+        "backtest/market.py",
+        [("if known is None or known[0] != places:", "if known is None:")],
+        ["backtest/test_history.py"],
+    ),
+    Mutant(
+        "the ledger of an hour's equity is that of its first snapshot",
+        "it was recorded with the hour",
+        "portfolio/sql/snapshots.py",
+        [("        sequence = CASE WHEN s.last_at > h.last_at THEN s.sequence ELSE h.sequence END,\n", "")],
+        ["portfolio/test_audit.py"],
+    ),
+    Mutant(
+        "exactly three quarters of an hourly bound hold nobody",
+        "the bound is for more",
+        "portfolio/hour_bounds.py",
+        [("if abs(moved) < CLOSED_AT * most:", "if abs(moved) <= CLOSED_AT * most:")],
+        ["portfolio/test_hour_bounds.py"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",
