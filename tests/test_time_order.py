@@ -37,7 +37,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "exchange/domain/account.py": ("hours of funding; the recovery of depth, whose later dates a set clock drops", 5),
     "exchange/domain/account_update.py": ("whether the clock was set back behind the account's rows", 1),
     "exchange/domain/order_validation.py": ("an exit plan's own date", 1),
-    "exchange/domain/tick_order.py": ("dates under which ticks were applied, so that a start reads none twice", 8),
+    "exchange/domain/tick_order.py": ("dates under which ticks were applied; how far a clock is behind at a start", 9),
     "exchange/domain/tick_rules.py": ("hours of funding, a market's end, a plan's own date, a book after its order", 8),
     "exchange/service_level.py": ("how many were refused in a window, for display", 1),
     "exchange/tick_processor.py": ("ticks of one dating: a jump first dates them anew", 10),

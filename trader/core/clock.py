@@ -129,15 +129,15 @@ class Clock(Protocol):
 
     def future(self) -> "ClockFuture[T]":
         """Return a future to wait for another task's result without holding a lockstep clock."""
-        ...
+        return ClockFuture()
 
     def busy(self) -> AbstractAsyncContextManager[None]:
         """Hold the lockstep clock while the current task runs, except while it waits through the clock."""
-        ...
+        return nullcontext()
 
     def thinking(self) -> AbstractContextManager[None]:
         """Let time pass no faster than real time: a model's thinking takes real time."""
-        ...
+        return nullcontext()
 
 
 @cache
@@ -154,7 +154,7 @@ def dated_origin(clock: Clock) -> tuple[str, datetime]:
     return clock.origin, cut_to_ms(clock.now() - timedelta(seconds=clock.steady_s()))
 
 
-class SystemClock:
+class SystemClock(Clock):
     """Real time."""
 
     @property
@@ -182,16 +182,6 @@ class SystemClock:
     async def advance_to(self, moment: datetime) -> None:
         await self.sleep_until(moment)
 
-    def future(self) -> "ClockFuture[T]":
-        return ClockFuture()
-
-    @asynccontextmanager
-    async def busy(self) -> AsyncIterator[None]:
-        yield
-
-    def thinking(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
 
 class JumpWatch:
     """Detects that a clock was set: its time no longer agrees with its steady time.
@@ -217,7 +207,7 @@ class JumpWatch:
         return jump if abs(jump) > SET_BACK_LEAST else None
 
 
-class ScaledClock:
+class ScaledClock(Clock):
     """Time that starts at `start` and passes `speed` times as fast as real time, but never ahead of its market feed.
 
     It reaches the moment of a tick only when that tick has been applied: `advance_to` returns when the tick is due, and
@@ -292,13 +282,6 @@ class ScaledClock:
                 async with asyncio.timeout(left.total_seconds() / self._pace if is_near else None):
                     await self._changed.wait()
 
-    def future(self) -> "ClockFuture[T]":
-        return ClockFuture()
-
-    @asynccontextmanager
-    async def busy(self) -> AsyncIterator[None]:
-        yield
-
     @contextmanager
     def thinking(self) -> Iterator[None]:
         self._set(self._moment())
@@ -339,7 +322,7 @@ def _is_participant() -> bool:
     return _participant.get() is asyncio.current_task()
 
 
-class LockstepClock:
+class LockstepClock(Clock):
     """Time that pauses until all work of the moment is done; the market feed advances it.
 
     A participating task (one inside `busy`) either works or waits in `sleep_until` or a `future` of this clock; waiting
@@ -418,9 +401,6 @@ class LockstepClock:
         finally:
             self.end_work()
             _participant.reset(token)
-
-    def thinking(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def start_work(self) -> None:
         """Count one more participant as working."""

@@ -18,7 +18,7 @@ import aiojobs
 import msgspec
 
 from trader.core import tasks
-from trader.core.clock import EPOCH, SET_BACK_LEAST, Clock, dated_origin, iso
+from trader.core.clock import EPOCH, Clock, dated_origin, iso
 from trader.core.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.core.events import EventBus, PositionsChanged, PostingRefused
 from trader.database.leadership import update_term
@@ -509,11 +509,12 @@ async def _resume(
     conn: Connection, state: store.ServiceState, now: datetime, origin: tuple[str, datetime] | None
 ) -> tuple[AppliedTick | None, DateSpan | None]:
     """Date the processed ticks by the present clock, unless it is behind. Return the last one, and what it missed."""
-    last = state.processed
+    last, jump = state.processed, None
     if last is None:
         return None, None
-    jump = None if origin is None else _jump_since(state, last.at, now, origin)
-    at, ahead = resume(state.spans, last.at, now, jump)
+    if origin is not None and state.origin == origin[0] and state.origin_at is not None:
+        jump = origin[1] - state.origin_at
+    at, ahead = resume(state.spans, last.at, now, jump, None if origin is None else state.elapsed)
     if ahead is not None:
         log.warning("the clock is %s behind that of the last applied tick, %s", abs(jump or at - last.at), iso(last.at))
     elif at != last.at:
@@ -526,16 +527,6 @@ async def _resume(
         await store.update_times_seen(conn, at - last.at)
     await store.update_baselines_ahead(conn, min(at, now), now)
     return (last if ahead is not None else last._replace(at=at)), ahead
-
-
-def _jump_since(
-    state: store.ServiceState, last: datetime, now: datetime, origin: tuple[str, datetime]
-) -> timedelta | None:
-    """Return how far the clock was set since the last tick, or by how much it is behind that of another machine."""
-    if state.origin == origin[0] and state.origin_at is not None:
-        return origin[1] - state.origin_at
-    behind = None if state.elapsed is None else now - last - state.elapsed
-    return behind if behind is not None and behind < -SET_BACK_LEAST else None
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

@@ -67,13 +67,18 @@ class Resumption(NamedTuple):
     ahead: DateSpan | None = None
 
 
-def resume(spans: DateSpans, last: datetime, now: datetime, jump: timedelta | None) -> Resumption:
+def resume(
+    spans: DateSpans, last: datetime, now: datetime, jump: timedelta | None, elapsed: timedelta | None = None
+) -> Resumption:
     """Continue after a tick that was applied under the date `last`.
 
-    `jump` is how far the clock was set since then; None if unknown, as after a reboot. Then a date in the future comes
-    from a clock that was ahead: if it had been set ahead while a process ran, the time before that is known. Dates that
-    were seen before are not read again.
+    `jump` is how far the clock was set since then; None if unknown, as after a reboot or on another machine. Then the
+    present clock is behind if less time has passed by it than has `elapsed` by the database's. Otherwise, a date in the
+    future comes from a clock that was ahead: if it had been set ahead while a process ran, the time before that is
+    known. Dates that were seen before are not read again.
     """
+    if jump is None and elapsed is not None and now - last < elapsed - SET_BACK_LEAST:
+        jump = now - last - elapsed
     if jump is None:
         at = _brought_back(spans, last, now) if last - now > SET_BACK_LEAST else last
         missed = unseen(spans, at, now)
