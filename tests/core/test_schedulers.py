@@ -134,7 +134,7 @@ async def test_a_failure_is_logged_and_counted_and_the_schedule_continues(caplog
     await clock.advance(MINUTE)
     status = owner.status()["a"]
     await owner.close()
-    assert (status.runs, status.failures, status.last_error) == (3, 2, None)
+    assert (status.runs, status.failures, status.failures_in_a_row, status.last_error) == (3, 2, 0, None)
     assert "scheduler a: run failed: the database is away" in caplog.text
     assert "scheduler a: run failed: KeyError: 'BTC'" in caplog.text
     assert [record.exc_info is not None for record in caplog.records] == [False, True]

@@ -322,6 +322,18 @@ async def test_a_baseline_that_a_former_term_could_not_record_is_recorded_by_the
         assert await recorded() == 1
 
 
+async def test_a_baseline_that_another_term_has_changed_is_recorded_again(database: Database) -> None:
+    async with operating(database, ScriptedSource(), ManualClock(START), MAX_DRAWDOWN_PERCENT="10") as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.1", leverage=D(10))
+        await operated.see(QUIET, after_s=20)
+        async with database.connection() as conn:
+            assert await conn.execute("DELETE FROM equity_marks WHERE account_id = 'a'") == "DELETE 1"
+            await operated.limits.load(operated.venue.clock.now())
+            await operated.see(QUIET, after_s=20)
+            assert await conn.fetchval("SELECT count(*) FROM equity_marks WHERE account_id = 'a'") == 1
+
+
 async def test_a_new_term_measures_nothing_before_it_has_read_the_baselines(database: Database) -> None:
     async with operating(database, ScriptedSource(), ManualClock(START), MAX_DRAWDOWN_PERCENT="5") as operated:
         await operated.see(QUIET)
