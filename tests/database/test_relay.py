@@ -157,6 +157,8 @@ async def test_events_per_second_are_bounded_and_events_before_leading_are_dropp
     await relayed.write()
     relayed.publish(1)  # unwritten when the term ends
     relayed.writer.close()
+    async with relayed.database.connection() as conn:
+        relayed.term = await update_term(conn)
     relayed.publish(1)
     relayed.writer.open()
     await relayed.write()

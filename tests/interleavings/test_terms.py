@@ -17,6 +17,7 @@ from trader.core.events import LeadershipChanged
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.sql import halts as store
 from trader.operations import operator_commands as operations
+from trader.portfolio.sql.snapshots import select_baseline_states
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -204,6 +205,9 @@ async def test_a_successor_on_a_machine_that_is_behind_misses_no_touched_stop(ar
     await run_as("B", b.take(arena.move()))
     assert not b.accounts.by_id["a"].positions
     assert b.accounts.processed_until == arena.market_at
+    await run_as("B", b.snapshot())
+    async with arena.database.connection() as conn:
+        assert [state.account.positions for _, state, _ in await select_baseline_states(conn)] == [{}]
 
 
 async def _nothing() -> None:

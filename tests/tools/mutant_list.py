@@ -494,6 +494,27 @@ MUTANTS: Final = (
         ["portfolio/test_hour_bounds.py"],
     ),
     Mutant(
+        "events that a former term did not relay are relayed in the next",
+        "they are not written yet",
+        "database/relay.py",
+        [("        self._is_open = False\n        self._waiting.clear()\n", "        self._is_open = False\n")],
+        ["database/test_relay.py"],
+    ),
+    Mutant(
+        "what was saved in a former term counts as saved",
+        "it was confirmed",
+        "operations/loss_limits.py",
+        [("        self._saved = {}\n        self._due", "        self._due")],
+        [LOSSES],
+    ),
+    Mutant(
+        "failures of long ago count as in a row",
+        "they are failures",
+        "core/schedulers.py",
+        [("status.failures_in_a_row = 0 if error is None else", "status.failures_in_a_row = status.failures_in_a_row if error is None else")],
+        ["core/test_schedulers.py"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",

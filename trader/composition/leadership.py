@@ -205,7 +205,7 @@ class Leadership:
             # In this term: an earlier leader can no longer record baselines.
             await self._trading.limits.load(self._clock.now())
             await self._trading.bounds.load(self._clock.now())
-            await self._trading.baselines.lead()
+            await self._trading.baselines.lead(self._trading.accounts.ahead)
             await self._let_time_pass()
             await self._context.agents.start()
             await self._schedulers.start()

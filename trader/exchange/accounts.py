@@ -81,7 +81,8 @@ class Accounts:
 
     `version` grows with every change of an account, in memory or, if a commit is in doubt, perhaps only in its rows.
     `processed` is the last tick that every account not in doubt has been through, None before the first, and `marks`
-    are the mark prices as of that tick. With `shares_depth`, each account meets books that lack what the other accounts
+    are the mark prices as of that tick. If the clock of this term began behind, `ahead` are the missed dates that were
+    still to come by it. With `shares_depth`, each account meets books that lack what the other accounts
     took.
     """
 
@@ -97,6 +98,7 @@ class Accounts:
         self.version = 0
         self.processed: AppliedTick | None = None
         self.marks: Mapping[str, Decimal] = {}
+        self.ahead: DateSpan | None = None
         self._spans: DateSpans = ()
         self._last_number = 0
         self._catch_up: CatchUp | None = None
@@ -116,12 +118,11 @@ class Accounts:
         now: datetime,
         catch_up: CatchUp | None = None,
         origin: tuple[str, datetime] | None = None,
-    ) -> DateSpan | None:
+    ) -> None:
         """Start a term: rebuild every account and the marks from their rows, and check the ledger.
 
         Processed ticks are dated by the present clock, whose origin is `origin`. `catch_up` is called for an account
-        that was in doubt, after it has been reread. Return the missed dates that are still to come by the present
-        clock, if it is behind: before anything else, they are to be caught up on.
+        that was in doubt, after it has been reread. Before anything else, dates `ahead` are to be caught up on.
 
         :raises StartError: the database belongs to another market or trading mode, its books do not balance, or an
             account holds a market that is not among the followed `symbols`
@@ -135,7 +136,7 @@ class Accounts:
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
                     "Run trader audit for the full list. Nothing was changed."
                 )
-            processed, ahead = await _resume(conn, state, now, origin)
+            processed, self.ahead = await _resume(conn, state, now, origin)
             accounts = await store.select_accounts(conn)
             _refuse_unfollowed(accounts, symbols)
             self._accounts = accounts
@@ -155,7 +156,6 @@ class Accounts:
         positions = sum(len(account.positions) for account in accounts.values())
         resting = sum(len(account.resting) for account in accounts.values())
         log.info("restored %d accounts with %d positions and %d resting orders", len(accounts), positions, resting)
-        return ahead
 
     async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
         """Read what the leader has changed since the last call. Return the last recorded marks. Writes nothing.
@@ -525,7 +525,8 @@ async def _resume(
             iso(at),
         )
         await store.update_times_seen(conn, at - last.at)
-    await store.update_baselines_ahead(conn, min(at, now), now)
+    if ahead is None:
+        await store.update_baselines_ahead(conn, min(at, now), now)
     return (last if ahead is not None else last._replace(at=at)), ahead
 
 

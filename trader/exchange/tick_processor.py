@@ -96,11 +96,11 @@ class TickProcessor:
         self._is_jump_unsaved = False
         self._kept.clear()
         self._behind.clear()
-        ahead = await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
+        await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
         self._market.restore_marks(self._accounts.marks)
         self._ask_again_at = self._give_up_at = None
-        if ahead is not None:
-            await self._catch_up_ahead(ahead, now)
+        if self._accounts.ahead is not None:
+            await self._catch_up_ahead(self._accounts.ahead, now)
         await self._catch_up_until(now)
         await self.checkpoint()
         await self._market.prime()

@@ -31,6 +31,7 @@ from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, Marks, has_marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, unopened_account
 from trader.exchange.domain.orders import Order
+from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick
 from trader.exchange.protocol import Exchange, rules_of
 from trader.exchange.session import Session
@@ -170,8 +171,8 @@ class Baselines:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def lead(self) -> None:
-        """Read the baselines and catch up on missed ticks."""
+    async def lead(self, ahead: DateSpan | None = None) -> None:
+        """Read the baselines and catch up on missed ticks, those `ahead` of a clock that is behind included."""
         now = self._clock.now()
         self._jumps.jump()
         self._followers, self._seen_until, self._seen_marks = {}, None, dict(self._market.marks)
@@ -184,6 +185,9 @@ class Baselines:
                 await follower.read_equity(conn, now)
                 follower.is_saved = True
                 self._seen_until = seen_until  # the same in every row
+        if ahead is not None and self._seen_until is not None:
+            await self._catch_up(self._seen_until, ahead.until)
+            self._seen_until = now
         until = now
         while self._seen_until is not None and self._seen_until < until:
             await self._catch_up(self._seen_until, until)
