@@ -218,6 +218,25 @@ async def test_unwritten_events_are_in_the_next_record(
     assert [event.at for event in relayed.seen] == [event.at for event in sent]
 
 
+async def test_events_during_the_write_of_a_record_are_in_the_next(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relayed.write()
+    await relayed.reader.poll()
+    sent = [relayed.publish(1)]
+
+    async def publish_first(*args: Any) -> None:
+        monkeypatch.setattr("trader.database.relay.upsert_relay", upsert_relay)
+        sent.append(relayed.publish(2))
+        await upsert_relay(*args)
+
+    monkeypatch.setattr("trader.database.relay.upsert_relay", publish_first)
+    await relayed.write()
+    await relayed.write()
+    await relayed.reader.poll()
+    assert [event.at for event in relayed.seen] == [event.at for event in sent]
+
+
 async def test_a_follower_has_the_trading_rules_of_a_leader_that_regains_the_lead(
     relayed: Relayed, database: Database
 ) -> None:

@@ -515,6 +515,20 @@ MUTANTS: Final = (
         ["core/test_schedulers.py"],
     ),
     Mutant(
+        "events during the write of a record are lost",
+        "what waited is written",
+        "database/relay.py",
+        [("        del self._waiting[: len(events)]\n", "        self._waiting.clear()\n")],
+        ["database/test_relay.py"],
+    ),
+    Mutant(
+        "the deadline of a view is a date",
+        "it is told as one",
+        "agents/external.py",
+        [("return self._clock.steady_s() > self._ends_s", "return self._clock.now() > self.deadline")],
+        ["api/agents/test_external_agents.py"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",

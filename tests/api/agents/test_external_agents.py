@@ -239,6 +239,19 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
 
 
+@pytest.mark.parametrize("span", [timedelta(hours=3), -timedelta(hours=3)])
+async def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_view(desk: Desk, key: str, span: timedelta) -> None:
+    view = await desk.call("agent.getView", key)
+    desk.floor.clock.set_by(span)
+    await desk.floor.see()
+    assert (await desk.call("agent.getView", key))["viewId"] == view["viewId"]
+    await desk.floor.see(after_s=121)
+    view = await desk.call("agent.getView", key)
+    desk.floor.clock.set_by(-span)
+    await desk.floor.see(after_s=121)
+    assert await desk.call("agent.placeOrder", key, 409, **order_of(view)) == "VIEW_EXPIRED"
+
+
 async def test_an_order_after_the_end_of_the_season_is_refused(desk: Desk, key: str, database: Database) -> None:
     rules = SeasonRules(
         name="Winter", start=START - timedelta(days=2), end=START, markets=["BTC"], capital=10_000, taker_fee_bps=5,
@@ -271,7 +284,9 @@ async def test_a_missing_resource_has_a_code(desk: Desk, key: str) -> None:
 
 async def test_decisions_are_limited_by_the_minute(desk: Desk, command: Command, key: str) -> None:
     await command("agents", "limits", "scout", "--decisions", "1")
-    view = await desk.call("agent.getView", key)
+    view, external = await desk.call("agent.getView", key), desk.floor.agents.external
+    external.close()
+    await external.start(desk.floor.models.by_id)  # as after a restart
     await desk.call("agent.hold", key, viewId=view["viewId"], reason="waits")
     assert await desk.call("agent.getView", key, 429) == "TOO_MANY_REQUESTS"
     assert 1 <= int(desk.retry_after or 0) <= 60
