@@ -516,8 +516,9 @@ async def _resume(
         jump = origin[1] - state.origin_at
     at, ahead = resume(state.spans, last.at, now, jump, None if origin is None else state.elapsed)
     if ahead is not None:
-        log.warning("the clock is %s behind that of the last applied tick, %s", abs(jump or at - last.at), iso(last.at))
-    elif at != last.at:
+        log.warning("the clock is %s behind that of the last applied tick, %s", ahead.until - now, iso(last.at))
+        return last, ahead
+    if at != last.at:
         log.warning(
             "the last applied tick is dated %s, %s: the clock was set; continuing from %s",
             iso(last.at),
@@ -525,9 +526,8 @@ async def _resume(
             iso(at),
         )
         await store.update_times_seen(conn, at - last.at)
-    if ahead is None:
-        await store.update_baselines_ahead(conn, min(at, now), now)
-    return (last if ahead is not None else last._replace(at=at)), ahead
+    await store.update_baselines_ahead(conn, min(at, now), now)
+    return last._replace(at=at), None
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:
