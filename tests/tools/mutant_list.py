@@ -511,7 +511,12 @@ MUTANTS: Final = (
         "failures of long ago count as in a row",
         "they are failures",
         "core/schedulers.py",
-        [("status.failures_in_a_row = 0 if error is None else", "status.failures_in_a_row = status.failures_in_a_row if error is None else")],
+        [
+            (
+                "status.failures_in_a_row = 0 if error is None else",
+                "status.failures_in_a_row = status.failures_in_a_row if error is None else",
+            )
+        ],
         ["core/test_schedulers.py"],
     ),
     Mutant(
@@ -527,6 +532,41 @@ MUTANTS: Final = (
         "agents/external.py",
         [("return self._clock.steady_s() > self._ends_s", "return self._clock.now() > self.deadline")],
         ["api/agents/test_external_agents.py"],
+    ),
+    Mutant(
+        "a clock set back a little repeats a run",
+        "the time comes again",
+        "core/schedulers.py",
+        [("floor_time(due if due - every < now < due else now, every)", "floor_time(now, every)")],
+        ["core/test_schedulers.py"],
+    ),
+    Mutant(
+        "a former leader reads on where it had stopped following",
+        "it knows that record",
+        "database/relay.py",
+        [("        self._after = self._written_s = None\n\n", "        self._written_s = None\n\n")],
+        ["database/test_relay.py"],
+    ),
+    Mutant(
+        "a day that comes again begins anew",
+        "it is another day",
+        "operations/domain/loss_limits.py",
+        [("begins = day > baseline.day or", "begins = day != baseline.day or")],
+        [LOSSES],
+    ),
+    Mutant(
+        "a removed account is a gain of the others",
+        "its equity is gone",
+        "operations/loss_limits.py",
+        [("equities) - withdrawn", "equities) + withdrawn")],
+        [LOSSES],
+    ),
+    Mutant(
+        "ticks of a clock that was ahead stay cached",
+        "they were seen",
+        "market/feed.py",
+        [("        self._recent.clear()\n", "")],
+        ["market/test_market.py"],
     ),
     Mutant(
         "a decision is dated after the tick that waits for it",
