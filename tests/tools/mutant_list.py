@@ -569,6 +569,20 @@ MUTANTS: Final = (
         ["market/test_market.py"],
     ),
     Mutant(
+        "a key may decide once more a minute",
+        "the first one is free",
+        "agents/external.py",
+        [("count >= decisions_per_minute:", "count > decisions_per_minute:")],
+        ["api/agents/test_external_agents.py"],
+    ),
+    Mutant(
+        "a decision that a restart resumed does not count for its minute",
+        "it began before",
+        "agents/external.py",
+        [("invocation.started_at, 1", "invocation.started_at, 0")],
+        ["api/agents/test_external_agents.py"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",
@@ -698,7 +712,7 @@ MUTANTS: Final = (
         "snapshots are written in any term",
         "they only read the accounts",
         "portfolio/sql/snapshots.py",
-        [("OR coalesce((SELECT term FROM service_state), 0) = $8", "OR true")],
+        [("OR coalesce((SELECT term FROM service_state), 0) = $9", "OR true")],
         [TERMS],
     ),
     Mutant(
