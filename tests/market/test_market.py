@@ -200,6 +200,17 @@ async def test_a_feed_that_starts_after_the_clock_was_set_back_starts_now() -> N
         await asyncio.wait([feed])
 
 
+async def test_an_order_waits_no_longer_for_its_book_once_the_clock_is_set_back() -> None:
+    clock = ManualClock(START)
+    async with feeding(clock) as feed:
+        await feed.give(tick(12))
+        waiting = asyncio.create_task(feed.market.quote_after("BTC", after(13)))
+        clock.set_by(-10 * SECOND)
+        await feed.give(tick(3), tick(4))
+        assert waiting.done()
+        assert (await waiting).at == after(4)
+
+
 async def test_a_book_that_arrives_too_late_is_not_traded_on() -> None:
     async with feeding(ManualClock(START)) as feed:
         await feed.give(tick(1))

@@ -583,6 +583,20 @@ MUTANTS: Final = (
         ["api/agents/test_external_agents.py"],
     ),
     Mutant(
+        "cycles that another leader has counted are missed",
+        "they are over",
+        "agents/external.py",
+        [("        self._unsaved.clear()\n        self._cycles.clear()\n", "        self._unsaved.clear()\n")],
+        ["api/agents/test_external_agents.py"],
+    ),
+    Mutant(
+        "orders wait for a clock that was set back",
+        "their moment is to come",
+        "market/feed.py",
+        [("            waiter.moment -= span\n", "            pass\n")],
+        ["market/test_market.py"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",

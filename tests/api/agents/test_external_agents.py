@@ -230,8 +230,11 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
     assert record["status"] == "timeout"
     begins_late, cycle = timedelta(milliseconds=3), START.replace(minute=10, second=0)
     scout = desk.floor.models.by_id["scout"]
+    external = desk.floor.agents.external
     for minute in range(-1, 3):
-        await desk.floor.agents.external.begin_cycle([scout], cycle + timedelta(minutes=minute) + begins_late)
+        await external.begin_cycle([scout], cycle + timedelta(minutes=minute) + begins_late)
+    external.close()  # another process leads and counts in the meantime
+    await external.begin_cycle([scout], cycle + timedelta(minutes=9) + begins_late)
     async with desk.floor.database.connection() as conn:
         counts = await conn.fetchrow("SELECT sum(finished), sum(failed), sum(missed) FROM invocation_counts")
         assert counts is not None
