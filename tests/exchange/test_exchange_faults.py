@@ -25,6 +25,7 @@ from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.exchange.domain.tick_rules import apply_tick
 from trader.exchange.events import HaltsChanged, TradesChanged
+from trader.exchange.ledger_writer import LedgerWriter
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -53,6 +54,16 @@ async def persist(venue: Venue, side: str, quantity: str, **more: object) -> Ord
     act = venue.buy if side == "buy" else venue.sell
     answer: OrderAnswer = await retried(lambda: act(quantity, **more), Unavailable)
     return answer
+
+
+async def test_a_posting_that_waits_when_the_writer_closes_is_unavailable(database: Database) -> None:
+    writer = LedgerWriter(database)
+    posting: Any = None
+    waiting = asyncio.create_task(writer.write(posting))
+    await asyncio.sleep(0)
+    await writer.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await waiting
 
 
 async def test_without_the_database_orders_are_unavailable_and_later_post_once(

@@ -238,8 +238,9 @@ class RefusingSource(ScriptedSource):
             yield tick
 
 
+@pytest.mark.parametrize("set_by", [timedelta(0), -HOUR])
 async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_back_off(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, set_by: timedelta
 ) -> None:
     monkeypatch.setattr("trader.exchange.tick_processor.KEPT_MAX", 5)
     monkeypatch.setattr("trader.exchange.tick_processor.deque", lambda maxlen: deque(maxlen=5))
@@ -254,6 +255,8 @@ async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_b
             patched.setattr(LedgerWriter, "write", fail)
             await venue.see(STOPPED)
         assert len(venue.accounts.in_doubt) == len(names)
+        source.script = [make_tick(clock.now() + set_by, STOPPED)]  # as the history dates it
+        clock.set_by(set_by)
         async with database.transaction() as busy:
             await busy.execute("SELECT FROM accounts FOR UPDATE")
             for _ in range(8):
@@ -315,8 +318,9 @@ async def test_a_recovery_that_begins_during_a_tick_includes_that_tick(
         await agree_with_rows(venue)
 
 
+@pytest.mark.parametrize("machine", ["the same", "another"])
 async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_missed(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
@@ -331,6 +335,8 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
             await venue.see(QUIET, after_s=29)
             assert "a" in venue.accounts.in_doubt
             await die(venue)
+    if machine == "another":
+        clock.origin = machine
     async with running(database, source, clock) as venue:
         assert not venue.exchange.accounts["a"].positions, "its stop was reached"
         await agree_with_rows(venue)

@@ -322,15 +322,19 @@ async def test_manual_trades_and_the_plan_of_a_closed_position_stay_in_the_recor
         assert any(expected in text for text in await _found(season.database)), statement
 
 
-async def test_an_hour_is_recorded_only_once_it_is_over(season: Floor) -> None:
+async def test_an_hour_is_recorded_only_once_it_has_been_over_for_a_while(season: Floor) -> None:
     await _hour(season)
     begun = season.clock.now().replace(minute=0, second=0, microsecond=0)
     assert season.exchange.term is not None
-    await record_results(season.database, season.exchange.term, begun + SETTLED_AFTER)
-    async with season.database.connection() as conn:
-        assert await conn.fetchval("SELECT max(hour) FROM portfolio_hourly") == begun
-        recorded = await conn.fetchval("SELECT max(hour) FROM chain_marks WHERE account_id NOT LIKE 'candles/%'")
-    assert recorded < begun
+    recorded = []
+    for early in (timedelta(milliseconds=1), timedelta(0)):
+        settled = begun + timedelta(hours=1) + SETTLED_AFTER
+        await record_results(season.database, season.exchange.term, settled - early)
+        async with season.database.connection() as conn:
+            assert await conn.fetchval("SELECT max(hour) FROM portfolio_hourly") == begun
+            query = "SELECT max(hour) FROM chain_marks WHERE account_id NOT LIKE 'candles/%'"
+            recorded.append(await conn.fetchval(query) == begun)
+    assert recorded == [False, True]
 
 
 async def test_a_clock_set_back_adds_nothing_to_an_hour_that_is_recorded(season: Floor) -> None:

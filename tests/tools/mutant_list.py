@@ -597,6 +597,46 @@ MUTANTS: Final = (
         ["market/test_market.py"],
     ),
     Mutant(
+        "accounts in doubt keep the dates of before the clock was set",
+        "they have seen nothing since",
+        "exchange/accounts.py",
+        [
+            (
+                "                self._in_doubt[account_id] = "
+                "since._replace(tick=since.tick._replace(at=since.tick.at + jump))\n",
+                "                pass\n",
+            )
+        ],
+        [SEEN],
+    ),
+    Mutant(
+        "dates that an account in doubt has missed count as applied",
+        "the others have seen them",
+        "exchange/accounts.py",
+        [("spans = cut_out(self._spans, first.tick.at, max(first.tick.at, self.processed.at))", "spans = self._spans")],
+        [SEEN],
+    ),
+    Mutant(
+        "an hour is recorded as soon as it is over",
+        "nothing writes to it any more",
+        "record/results.py",
+        [("floor_time(now - SETTLED_AFTER,", "floor_time(now,")],
+        ["record/test_results_chain.py"],
+    ),
+    Mutant(
+        "callers of a closed writer wait forever",
+        "the service ends anyway",
+        "exchange/ledger_writer.py",
+        [
+            (
+                "        for _, written in waiting:\n"
+                '            _fail(written, Unavailable("The service is stopping."))\n',
+                "",
+            )
+        ],
+        ["exchange/test_exchange_faults.py::test_a_posting_that_waits_when_the_writer_closes_is_unavailable"],
+    ),
+    Mutant(
         "a decision is dated after the tick that waits for it",
         "it is made now",
         "exchange/tick_processor.py",
