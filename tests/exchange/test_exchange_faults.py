@@ -11,7 +11,7 @@ from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, break_ledger_writer, running
-from support.waiting import retried, until
+from support.waiting import retried, turns, until
 
 from trader.core.errors import InternalError, LedgerViolated, Unavailable
 from trader.core.events import Event, PositionsChanged
@@ -62,6 +62,8 @@ async def test_a_posting_that_waits_when_the_writer_closes_is_unavailable(databa
     waiting = asyncio.create_task(writer.write(posting))
     await asyncio.sleep(0)
     await writer.close()
+    await turns()
+    assert waiting.done()
     with pytest.raises(Unavailable, match="stopping"):
         await waiting
 

@@ -337,6 +337,7 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
             await die(venue)
     if machine == "another":
         clock.origin = machine
+        await clock.advance(SECOND)
     async with running(database, source, clock) as venue:
         assert not venue.exchange.accounts["a"].positions, "its stop was reached"
         await agree_with_rows(venue)
