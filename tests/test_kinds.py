@@ -22,18 +22,21 @@ LIMITED: Final[dict[str, str]] = {
         api/response_cache.py api/subscriber.py core/files.py exchange/domain/tick_order.py exchange/service_level.py
         market/feed.py operations/domain/alarms.py settings/toml_lines.py
     """,
-    "tested beside its module by what it does": """
+    "tested at n + 1 beside its module": """
+        agents/workflow.py api/health.py live/account.py operations/notifications.py settings/forms.py
+    """,
+    "tested beside its module by what it does, and not at exactly n + 1": """
         agents/conversation.py agents/domain/as_written.py agents/domain/strategy.py agents/models_file.py
         agents/providers/client.py agents/providers/confinement.py agents/providers/keys.py
         agents/providers/strategy_process.py agents/providers/taapi.py agents/record.py agents/strategy_files.py
-        agents/workflow.py api/connections.py api/health.py api/schemas/evidence.py api/schemas/paging.py
-        api/schemas/positions.py backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py
-        core/clock.py core/inputs.py core/money.py database/embedded/dumps.py database/embedded/folders.py
-        database/embedded/server.py exam/folder.py exchange/domain/halts.py exchange/ledger_writer.py live/account.py
+        api/connections.py api/schemas/evidence.py api/schemas/paging.py api/schemas/positions.py
+        backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py core/clock.py
+        core/inputs.py core/money.py database/embedded/dumps.py database/embedded/folders.py
+        database/embedded/server.py exam/folder.py exchange/domain/halts.py exchange/ledger_writer.py
         live/lighter/account.py live/lighter/api.py live/lighter/market.py live/lighter/orders.py
-        live/lighter/records.py live/lighter/stream.py live/lighter/transactions.py live/outbox.py live/reconciler.py
-        market/candles.py market/sources/downloads.py market/sources/files.py market/sources/recorder.py
-        operations/notifications.py portfolio/analytics.py portfolio/tables.py seasons/bundle.py settings/forms.py
+        live/lighter/records.py live/lighter/stream.py live/lighter/transactions.py live/outbox.py
+        live/reconciler.py market/candles.py market/sources/downloads.py market/sources/files.py
+        market/sources/recorder.py portfolio/analytics.py portfolio/tables.py seasons/bundle.py
     """,
     "a figure of a strategy, a statistic or a simulated market, which refuses nothing": """
         agents/budgets.py agents/domain/prompt.py agents/domain/rules/apex.py agents/domain/rules/contrarian.py

@@ -62,13 +62,12 @@ def compare_with_books(
     """
     sequences, states = zip(*_states(capital, entries), strict=True)
     for hour in hours:
-        at = hour.last_at
-        worth = states[bisect_right(sequences, hour.sequence) - 1].worth(at, range_of)
+        worth = states[bisect_right(sequences, hour.sequence) - 1].worth(hour.last_at, range_of)
         if worth is None or worth.low <= hour.last <= worth.high:
             continue
         low, high = worth
-        allowed = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
-        yield f"equity at {iso(at)} is {format_decimal(hour.last)}, and {allowed} by the ledger and the market"
+        limits = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
+        yield f"equity at {iso(hour.last_at)} is {format_decimal(hour.last)}, and {limits} by the ledger and the market"
 
 
 def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[int, _Books]]:
