@@ -87,7 +87,7 @@ async def test_what_agents_are_shown_equals_a_fresh_market_in_any_order_of_looks
         looks = [market.observe("BTC", shown, second, moment_of(second)) for market in (kept, fresh)]
         assert len({repr(look) for look in looks}) == 1
         columns = [
-            [each.columns.tolist() for each in look.candles.values() if isinstance(each, RecordedCandles)]
+            [repr(each.columns) for each in look.candles.values() if isinstance(each, RecordedCandles)]
             for look in looks
             if look is not None
         ]
