@@ -4,6 +4,7 @@ The second run is in this process: it processes the same ticks, and places each 
 decided on it. The rows of both must be the same.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -164,11 +165,15 @@ async def _carry_out(exchange: PaperExchange, database: Database, act: Act) -> N
 
 
 async def rows(database: Database) -> dict[str, list[str]]:
-    """Every row of the accounts as text, sorted. Without numbers of ticks, which count across leaders."""
+    """Every row of the accounts as text, sorted.
+
+    Without numbers of ticks, which count across leaders. Ticks are of whole seconds, and what follows the last one at a
+    takeover, which has seen the market up to that moment, is no other tick.
+    """
     async with database.connection() as conn:
         return {
             table: [
-                row[0]
+                re.sub(r'("seen_until": "[^".+]*)\.\d+', r"\1", row[0])
                 for row in await conn.fetch(f"SELECT (to_jsonb(t) - 'seen_tick')::text FROM {table} t ORDER BY 1")
                 if "nobody" not in row[0]
             ]
