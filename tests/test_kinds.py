@@ -27,7 +27,6 @@ LIMITED: Final[dict[str, str]] = {
     """,
     "tested beside its module by what it does, and not at exactly n + 1": """
         agents/conversation.py agents/domain/as_written.py agents/domain/strategy.py agents/models_file.py
-        agents/providers/batches.py
         agents/providers/client.py agents/providers/confinement.py agents/providers/keys.py
         agents/providers/strategy_process.py agents/providers/taapi.py agents/record.py agents/strategy_files.py
         api/connections.py api/schemas/evidence.py api/schemas/paging.py api/schemas/positions.py
