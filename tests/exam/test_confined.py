@@ -121,7 +121,7 @@ def test_code_that_looks_around_finds_nothing_by_any_channel(
         run = ["exam", "run", "--strategy", f"{file}:Spy", *given, "--workers", "1", "--out", str(out)]
         assert main([*run, "--secret", secret, "--states", "3"]) == 0
     rows = map(orjson.loads, (out / "sittings.jsonl").read_bytes().splitlines())
-    said = [row["answer"]["decided"]["steps"][0]["calls"][0] for row in rows if row["entrant"] == "spy"]
+    said = [row["answer"]["decided"][0]["steps"][0]["calls"][0] for row in rows if row["entrant"] == "spy"]
     assert [call["arguments"] for call in said] == 3 * [{"reason": "nothing"}]
     assert file.read_text() == SPY
     assert main(["exam", "check", str(out)]) == 0

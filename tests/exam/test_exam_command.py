@@ -105,9 +105,9 @@ def test_a_strategy_earns_the_edge_that_it_knows_and_a_retake_is_shown(
 ) -> None:
     known = ("--strategy", f"{STRATEGIES.with_name('funding.py')}:Funding", "--edges", "carry", "--json")
     for out in (tmp_path / "one", tmp_path / "two"):
-        assert exam(out, *known, states=2) == 0
+        assert exam(out, *known, states=3) == 0
     funding, nothing = orjson.loads(capsys.readouterr().out.splitlines()[-1])["entrants"]
-    assert funding["shares"]["carry"]["share"] > 0.9
+    assert funding["shares"]["carry"]["share"] > 0.8
     assert (funding["burntBp"] or {"mean": 0})["mean"] < 1e-6
     assert nothing["share"]["share"] == 0
     assert main(["exam", "report", str(tmp_path / "two")]) == 0
@@ -178,7 +178,7 @@ def test_models_are_asked_once_within_a_budget(
     assert exam(out, *asking, "--budget-usd", "1", states=6) == 0
     assert provider.requests == len(answers)
     own = [each["answer"] for each in sittings(out) if each["entrant"] == "one"]
-    assert {answer["decided"]["steps"][0]["calls"][0]["tool"] for answer in own} == {"createPosition"}
+    assert {answer["decided"][0]["steps"][0]["calls"][0]["tool"] for answer in own} == {"createPosition"}
     assert all(float(answer["costUsd"]) > 0 and answer["tokens"] > 0 for answer in own)
 
 
@@ -186,7 +186,7 @@ def test_budget_that_cannot_pay_one_state_is_refused_before_any_model_is_asked(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exam(tmp_path / "exam", "--models", str(models), "--budget-usd", "0.001") == 2
-    assert "one decision of each model takes about" in capsys.readouterr().err
+    assert "the decisions of each model in one state take about" in capsys.readouterr().err
     assert not provider.requests
     assert not (tmp_path / "exam").exists()
 
@@ -268,6 +268,25 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     (code / "secret").write_text("other")
     assert main(["exam", "check", str(code)]) == 1
     assert "is not the secret of this exam" in capsys.readouterr().out
+
+
+def test_the_second_part_is_decided_in_steps_reported_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exam"
+    assert exam(out, "--variant", "Contrarian", "--managed", "--json", states=2) == 0
+    assert orjson.loads(capsys.readouterr().out)["managed"]
+    assert main(["exam", "report", str(out)]) == 0
+    assert "in 12 steps, 30m apart" in capsys.readouterr().out
+    assert exam(out, "--variant", "Contrarian", states=2) == main(["exam", "check", str(out)]) == 0
+    rows = sittings(out)
+    decided = next(row["answer"]["decided"] for row in rows if len(row["answer"].get("decided", ())) > 1)
+    del decided[-1]
+    (out / "sittings.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    assert main(["exam", "check", str(out)]) == 1
+    assert "when asked again it is" in capsys.readouterr().out
+    assert exam(tmp_path / "other", "--managed", "--data", str(tmp_path)) == 2
+    assert "--managed: not with --data" in capsys.readouterr().err
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -395,8 +414,8 @@ def decisions_swapped(plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[
     one, other, nothing = (model["id"] for model in plan["models"])
     states = [rows[first : first + 3] for first in range(0, len(rows), 3)]
     swapped = [of_entrants([b, a, idle], {one: other, other: one, nothing: nothing}) for a, b, idle in states]
-    for each in (row["answer"].get("decided") for state in swapped for row in state[:2]):
-        if each is not None:
+    for row in (row for state in swapped for row in state[:2]):
+        for each in row["answer"].get("decided", ()):
             each["modelId"] = other if each["modelId"] == one else one
     return [row for state in swapped for row in state]
 

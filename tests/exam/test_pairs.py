@@ -74,7 +74,7 @@ def test_outcome_is_the_result_of_the_decision_in_units_of_volatility(data: Path
             assert abs(up.score - max(-4.0, up.value / room.volatility(moment.at))) < 1
             assert room.beta("BTC", moment.at) == pytest.approx(1)
             if up.answer.decided and moment.standing is None:
-                (symbol,) = {call.arguments["symbol"] for call in up.answer.decided.steps[0].calls}
+                (symbol,) = {call.arguments["symbol"] for call in up.answer.decided[0].steps[0].calls}
                 if symbol == "BTC":  # the market's own move is nobody's selection: what is left are the costs
                     assert -0.5 < up.selection < 0
                     seen.append(symbol)
@@ -164,5 +164,5 @@ def test_masked_model_sees_no_symbol_and_no_date_of_the_recording(
     assert len(hidden) == len(views) / 2
     assert not any("BTC" in view or "2025-03" in view for view in hidden)
     lines = [orjson.loads(line) for line in (tmp_path / "exam" / "sittings.jsonl").read_bytes().splitlines()]
-    traded = [each["answer"]["decided"]["steps"][0]["calls"][0] for each in lines if each["entrant"] == "one:masked"]
+    traded = [each["answer"]["decided"][0]["steps"][0]["calls"][0] for each in lines if each["entrant"] == "one:masked"]
     assert {each["arguments"]["symbol"] for each in traded} == {"BTC"}

@@ -90,14 +90,16 @@ def test_up_and_down_are_equally_likely(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("edge", Edge)
-def test_other_edges_of_a_world_are_faint(edge: Edge) -> None:
-    for world in worlds(edge, "planted", 12):
-        strongest = np.abs(world.law.drift).sum(axis=1) / world.law.horizon_deviation
-        strongest[world.market] = 0
-        assert strongest.max() <= 0.2
+def test_other_edges_of_a_world_are_mostly_near_zero(edge: Edge) -> None:
+    others: list[float] = []
+    for world in worlds(edge, "planted", 24):
+        strengths = np.abs(world.law.drift).sum(axis=1) / world.law.horizon_deviation
+        others += np.delete(strengths, world.market).tolist()
         usual = [float(row.rules.funding_rate) for row in COSTS.rows]
         paying = {place for place, rate in enumerate(world.funding) if rate != usual[place]}
         assert paying == ({world.market} if edge is Edge.CARRY else set())
+    assert np.median(others) == 0
+    assert 0.1 < max(others) <= 0.6
 
 
 def test_no_position_within_the_limit_loses_more_than_the_largest_loss() -> None:

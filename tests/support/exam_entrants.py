@@ -17,6 +17,7 @@ from trader.backtest.sources import RecordingStrategySource
 from trader.core.clock import moment_of
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import RISK_BUDGET, PlannedPosition
+from trader.exam.domain.managed import MINUTES, STEP_MINUTES
 from trader.exam.domain.worlds import Edge, World
 from trader.exam.sitting import EVERY, Examinee
 from trader.exchange.domain.orders import Side
@@ -71,6 +72,29 @@ class Oracle(Strategy):
                 if each not in held
             ),
         ]
+
+
+class Manager(Strategy):
+    """Knows when and where something follows in a managed world, and holds a position as long as it does."""
+
+    def __init__(self, world: World, size: float = 1.0, name: str = "manager") -> None:
+        self.name, self._world, self._size = name, world, size
+
+    def decide(self, view: View) -> list[Decision]:
+        world, law = self._world, self._world.law
+        begin = STEP_MINUTES * round((view.at - moment_of(world.state)) / timedelta(minutes=STEP_MINUTES))
+        drift = law.drift[world.market]
+        minutes = 2 * MINUTES
+        if world.edge is not Edge.CARRY:
+            minutes = int(np.argmin(np.abs(drift[begin:]) > 0))
+            if not minutes or (begin and drift[begin - 1]):
+                return []
+        elif begin:
+            return []
+        side = world.side if world.edge is Edge.CARRY else int(np.sign(drift[begin]))
+        weight = self._size * RISK_BUDGET / float(law.horizon_deviation[world.market])
+        symbol = world.symbols[world.market]
+        return [opening(view, symbol, PlannedPosition(world.market, side, weight, minutes=minutes))]
 
 
 class TrendTrader(Strategy):
@@ -150,7 +174,7 @@ class Cheat(Strategy):
         return [opening(view, best, PlannedPosition(0, 1 if moves[best] > 0 else -1, 1.0))]
 
 
-def entrant(strategy: Strategy, mask: Mask | None = None) -> Examinee:
+def entrant(strategy: Strategy, mask: Mask | None = None, every: str = EVERY) -> Examinee:
     """Return a strategy as an entrant, behind a mask if there is one."""
     model = Model(
         id=strategy.name if mask is None else f"{strategy.name}:masked",
@@ -159,6 +183,6 @@ def entrant(strategy: Strategy, mask: Mask | None = None) -> Examinee:
         provider="strategy",
         router_model_name="scripted",
         created_at=moment_of(0),
-        configuration=ModelConfiguration(every=EVERY),
+        configuration=ModelConfiguration(every=every),
     )
     return Examinee(model, lambda model, ends_at: RecordingStrategySource(model, strategy, mask))

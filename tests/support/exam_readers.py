@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from trader.agents.domain.tools import ClosePosition, Decision
 from trader.agents.domain.view import Shown, View
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON, RISK_BUDGET, PlannedPosition
+from trader.exam.domain.managed import STEP_MINUTES
 from trader.exam.domain.worlds import deviations
 from trader.market.domain.markets import SIMULATED_MARKETS, Interval
 
@@ -24,6 +26,10 @@ APART: Final = 20
 QUARTER: Final = 15
 """Responses begin with a candle of 15 minutes."""
 LASTS: Final = (20, 30, 40)
+AGAIN: Final = (3, 4, 5, 7, 8, 9)
+"""The steps of a managed world before which the pattern may occur again."""
+LASTS_MAX: Final = 45
+"""The minutes after which it closes what it has opened on a pattern."""
 CERTAIN: Final = 2.5
 """The t value from which an inference counts."""
 FOREIGN: Final = 0.8
@@ -31,9 +37,11 @@ FOREIGN: Final = 0.8
 
 
 class Occurrence(NamedTuple):
-    """What has just happened in a market: the direction of its move, and the ends and directions of earlier ones."""
+    """What has just happened in a market: the direction of its move, the change of the log of its volume, and the ends
+    and directions of earlier ones."""
 
     direction: float
+    change: float
     ends: NDArray[np.int64]
     directions: Floats
 
@@ -45,18 +53,22 @@ class Reading(Strategy):
     name = "reading"
     intervals: tuple[Interval, ...] = ("1m",)
     history = 1000
+    _until: datetime | None = None
+    """When the position that it has opened closes."""
 
     @property
     def shown(self) -> Shown:
         return Shown(self.intervals, self.history)
 
     def decide(self, view: View) -> Iterator[Decision]:
+        if self._until is not None and view.at < self._until:
+            return
         rates = {symbol: float(market.funding_rate) for symbol, market in view.markets.items()}
         paying = max(rates, key=lambda symbol: abs(rates[symbol]))
         if HORIZON / 60 * abs(rates[paying]) > 3 * float(view.account.taker_fee_rate):
-            yield from self._held(view, paying, -1 if rates[paying] > 0 else 1, HORIZON)
+            yield from self._held(view, paying, -1 if rates[paying] > 0 else 1, 2 * HORIZON)
         elif (found := self._found(view)) is not None:
-            yield from self._held(view, *found, 60)
+            yield from self._held(view, *found, LASTS_MAX)
 
     def _found(self, view: View) -> tuple[str, int] | None:
         """Return the market that moves, and the side of what follows; None: nothing is seen."""
@@ -73,6 +85,7 @@ class Reading(Strategy):
         if held is not None and held.side.direction != side:
             yield ClosePosition(symbol=symbol)  # the guard does not reverse it at once
             return
+        self._until = view.at + timedelta(minutes=minutes)
         weight = 1.02 * RISK_BUDGET / usual(symbol) / math.sqrt(HORIZON)
         yield opening(view, symbol, PlannedPosition(0, side, weight, minutes=minutes))
 
@@ -85,13 +98,24 @@ class Inferring(Reading):
     def __init__(self, *, reads_telltale: bool = True) -> None:
         self.name = "inferring" if reads_telltale else "inferring-blind"
         self._reads_telltale = reads_telltale
+        self._begun: datetime | None = None
+        self._pattern: tuple[str, str, float, int] = ("", "", 0.0, 0)
+        """What has occurred before its first decision: the market that moved, the one that responds, the change of
+        volume, and how long the response lasts."""
 
     def _found(self, view: View) -> tuple[str, int] | None:
         prices = {symbol: np.log(market.closes("1m")) for symbol, market in view.markets.items()}
-        best: tuple[float, str, int] = (CERTAIN, "", 0)
+        self._begun = self._begun or view.at
+        step = round((view.at - self._begun) / timedelta(minutes=STEP_MINUTES))
+        known = self._pattern if step else None
+        if step and step not in AGAIN:
+            return None
+        best, pattern = (CERTAIN, "", 0), self._pattern
         for moved, market in view.markets.items():
             for seen in occurrences(prices[moved], np.log(market.volumes("1m")), reads_telltale=self._reads_telltale):
                 for symbol, levels in prices.items():
+                    if known and (known[:2] != (moved, symbol) or seen.change < 0.6 * known[2]):
+                        continue
                     for lasts in LASTS:
                         begins = seen.ends - 1
                         responses = seen.directions * (levels[begins + lasts] - levels[begins])
@@ -99,7 +123,10 @@ class Inferring(Reading):
                         mean = responses.mean()  # chance agrees as well: no spread is taken to be small
                         certain = mean / max(responses.std(ddof=1), 0.8, abs(mean) / 2) * math.sqrt(len(responses))
                         side = int(seen.direction * np.sign(certain))
-                        best = max(best, (abs(certain) - FOREIGN * (symbol != moved), symbol, side))
+                        inferred = (abs(certain) - FOREIGN * (symbol != moved), symbol, side)
+                        best, pattern = max((best, pattern), (inferred, (moved, symbol, seen.change, lasts)))
+        if known is None:  # a pattern that recurs after the state has occurred before it
+            self._pattern = pattern
         return best[1:] if best[2] else None
 
 
@@ -136,4 +163,4 @@ def occurrences(levels: Floats, volumes: Floats, *, reads_telltale: bool) -> Ite
             alike.append(best := int(np.argmax(likeness)))
             likeness[np.abs(ends - ends[best]) < minutes + APART] = 0
         if len(alike) >= 4:
-            yield Occurrence(float(np.sign(move)), ends[alike], np.sign(moves[alike]))
+            yield Occurrence(float(np.sign(move)), abs(float(change)), ends[alike], np.sign(moves[alike]))

@@ -18,6 +18,7 @@ from trader.commands.simulation_options import add_condition_options, add_partic
 from trader.core.errors import SettingsError, StartError
 from trader.core.files import decode_json, read_regular, replace_file
 from trader.exam.check import check
+from trader.exam.domain.managed import STEPS
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.scores import ENTRANTS_MIN, noise, rank_correlation
 from trader.exam.domain.worlds import Edge
@@ -28,6 +29,7 @@ from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
     CARD_FILE,
     CARD_SCHEMA_FILE,
+    MANAGED_WORDS,
     REPORT_FILE,
     ExamResult,
     card_schema,
@@ -41,7 +43,7 @@ from trader.exam.report import (
     summary,
 )
 from trader.exam.run import ExamEnd, run
-from trader.exam.sitting import EVERY
+from trader.exam.sitting import EVERY, EVERY_STEP
 from trader.settings.forms import Form, whole_number
 
 STATES = 700
@@ -84,6 +86,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--states", type=_states_argument, default=STATES, metavar="N", help=f"default: {STATES}")
     add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
+    add("--managed", action="store_true", help=f"the second part: {STEPS} decisions in each state, {EVERY_STEP} apart")
     add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
     add("--from", dest="start", metavar="TIME", help="start of the moments; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
@@ -114,8 +117,9 @@ def exam_run(options: argparse.Namespace) -> Result:
     if options.data is None:
         given = {"--market": options.market, "--from": options.start, "--to": options.end, "--mask": options.mask}
         problems += [f"{name}: only with --data" for name, value in given.items() if value is not None]
-    elif options.reversed:
-        problems += ["--reversed: not with --data, which has no planted edges"]
+    else:
+        problems += ["--reversed: not with --data, which has no planted edges"] if options.reversed else []
+        problems += ["--managed: not with --data, whose moments have a single decision"] if options.managed else []
     if problems:
         raise SettingsError(problems)
     try:
@@ -139,6 +143,7 @@ def _spec_of(options: argparse.Namespace) -> ExamSpec:
         horizon=options.horizon,
         edges=options.edges,
         kind="reversed" if options.reversed else "planted",
+        managed=options.managed,
         samples=options.samples,
         secret=options.secret,
         compare=options.compare,
@@ -175,6 +180,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--correlation", type=_number_argument(-1, 1), default=0.67, metavar="X", help="of two outcomes; default: 0.67")
     add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
     add("--states", type=_states_argument, default=STATES, metavar="N", help=f"to promise; default: {STATES}")
+    add("--managed", action="store_true", help=f"the second part: {STEPS} decisions in each state")
     add("--usd", type=_number_argument(0, 1000), default=0.01, metavar="USD", help="of a decision; default: 0.01")
     add("--seconds", type=_number_argument(0, 86_400), default=20, metavar="S", help="of a decision; default: 20")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
@@ -194,15 +200,16 @@ def exam_plan(options: argparse.Namespace) -> Result:
         design = in_moments(first, second, options.correlation, HORIZONS[options.horizon])
         pair = f"Sharpe ratios of {first:g} and {second:g} over {options.horizon}"
     seen = outlook(design, options.states, exams=EXAMS if options.sharpes is None else EXAMS // 4)
-    states = seen.most or design.states_max
+    decisions = (seen.most or design.states_max) * (STEPS if options.managed else 1)
     value = {
         "pair": pair,
         "deviation": design.deviation,
         "states": options.states,
         "statesTried": design.states_max,
         **seen._asdict(),
-        "usd": 2 * states * options.usd,
-        "hours": states * options.seconds / options.concurrency / 3600,
+        "decisions": 2 * decisions,
+        "usd": 2 * decisions * options.usd,
+        "hours": decisions * options.seconds / options.concurrency / 3600,
     }
     code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
     return Result(value, _plan_lines(value), code)
@@ -225,7 +232,7 @@ def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
     if most is None:
         yield f"{pair}: not even {value['statesTried']} states separate them in four of five exams"
     else:
-        costs = f"{2 * most} decisions, {value['usd']:,.2f} USD, {value['hours']:.1f} hours"
+        costs = f"{value['decisions']} decisions, {value['usd']:,.2f} USD, {value['hours']:.1f} hours"
         yield f"{pair}: {most} states in four of five exams ({value['median']} in half of them): {costs}"
     yield f"{value['states']} states reach a verdict in {100 * value['called']:.0f} % of exams"
 
@@ -345,4 +352,6 @@ def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
                 f"{count} by {rule} ({entrant.reasons.get(rule, rule)})" for rule, count in entrant.refusals.items()
             )
             yield f"{entrant.entrant} was refused: {', '.join(said)}"
+    if result.managed:
+        yield MANAGED_WORDS
     yield f"{result.states} of {result.planned} states; SHA-256 of the secret: {result.secret_sha256}"

@@ -58,7 +58,7 @@ async def check(
     elif data is not None or funding is not None:
         raise SettingsError([f"--data and --funding: not for {folder}, an exam in worlds generated from its secret"])
     else:
-        room = world_room(plan.settings, intervals)
+        room = world_room(plan.settings, intervals, is_managed=plan.managed)
     seed = plan.seed(secret)
     drawn = draw_states(room, seed, plan)
     sittings = [sitting for state in states for sitting in state]
@@ -112,7 +112,7 @@ def _again(given: Sitting, deciders: Mapping[str, Strategy], model: Model, ends_
     decided = given.answer.decided
     if model.id in deciders:
         return RecordingStrategySource(model, deepcopy(deciders[model.id]))
-    return Idle() if decided is None or model.id == NOTHING.id else ReplayedDecisions(model, [decided])
+    return Idle() if not decided or model.id == NOTHING.id else ReplayedDecisions(model, decided)
 
 
 def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
@@ -155,6 +155,5 @@ def _difference(given: Sitting, again: Sitting) -> str | None:
 
 
 def _calls(sitting: Sitting) -> str:
-    decided = sitting.answer.decided
-    calls = [call for step in decided.steps for call in step.calls] if decided else []
+    calls = [call for decided in sitting.answer.decided for step in decided.steps for call in step.calls]
     return f"{msgspec.json.encode(calls).decode():.300}"

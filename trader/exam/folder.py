@@ -65,9 +65,9 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The plan of an exam.
 
     `secret_digest` binds the states before any entrant is asked; `recording` is the SHA-256 of the candles and funding
-    rates from which moments are drawn, and None in an exam in worlds. `strategies` are the classes of code that
-    decides, with the first digits of its SHA-256, `code` is the program that began the exam, and `earlier` counts the
-    exams that entrants with these names had begun before.
+    rates from which moments are drawn, and None in an exam in worlds, which may be `managed` in steps. `strategies` are
+    the classes of code that decides, with the first digits of its SHA-256, `code` is the program that began the exam,
+    and `earlier` counts the exams that entrants with these names had begun before.
     """
 
     secret_digest: str
@@ -79,6 +79,7 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     strategies: dict[str, str]
     settings: dict[str, str]
     code: CodeDigest
+    managed: bool = False
     compared: tuple[str, str] | None = None
     samples: Annotated[int, msgspec.Meta(ge=1, le=SAMPLES_MAX)] = 1
     recording: str | None = None
@@ -251,7 +252,7 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     try:
         lines = [line for line in read_lines(file, BYTES_MAX) if line.endswith(b"\n")] if file.exists() else []
         sittings = [decode_json(line, Sitting) for line in lines]
-        for decided in (each.answer.decided for each in sittings if each.answer.decided is not None):
+        for decided in (decided for each in sittings for decided in each.answer.decided):
             times = [decided.started_at, *(time for step in decided.steps for time in (step.at, step.viewed_at))]
             if any(time.tzinfo is None for time in times):
                 raise StartError(f"{file} holds a time without a time zone: {decided}")

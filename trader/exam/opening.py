@@ -29,10 +29,11 @@ from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
-from trader.exam.domain.worlds import Edge, Kind, draw_world
+from trader.exam.domain.managed import STEPS
+from trader.exam.domain.worlds import Edge, Kind, World, draw_world
 from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
 from trader.exam.pairs import Horizon, RecordedRoom
-from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
+from trader.exam.sitting import EVERY, EVERY_STEP, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import chosen_rows, preset_rows
@@ -61,8 +62,9 @@ ExamRoom = WorldRoom | RecordedRoom
 class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An exam in the folder `out`: its conditions, who takes it, and its states.
 
-    `compare` is the pair whose verdict ends it. Code decides in `workers` processes or on the workers of the Dask
-    scheduler at `cluster`, AI models in `concurrency` states at once. `sample` counts the passes through the states.
+    In `managed` worlds they decide in several steps. `compare` is the pair whose verdict ends it. Code decides in
+    `workers` processes or on the workers of the Dask scheduler at `cluster`, AI models in `concurrency` states at once.
+    `sample` counts the passes through the states.
     """
 
     conditions: Conditions
@@ -72,6 +74,7 @@ class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
     horizon: Horizon
     edges: tuple[Edge, ...] = tuple(Edge)
     kind: Kind = "planted"
+    managed: bool = False
     samples: int = 1
     sample: int = 0
     secret: str | None = None
@@ -108,24 +111,29 @@ class Examined(NamedTuple):
         return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
 
     async def sit(self, secret: str, state: ExamState) -> list[Sitting]:
-        """Let the entrants decide in a state. Raise like `decide_once`."""
+        """Let the entrants decide in a state. Raise like `decide`."""
         return await sit(self.room, secret, state, self.entrants)
 
 
 async def sit(room: ExamRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
-    """Let entrants decide in a state. Raise like `decide_once`."""
+    """Let entrants decide in a state. Raise like `decide`."""
     if isinstance(room, RecordedRoom):
         assert state.moment is not None, "an exam on a recording has moments"
         return await room.sit(state.number, state.moment, entrants)
-    world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
-    return await room.sit(world, entrants)
+    return await room.sit(world_of(room, secret, state), entrants)
 
 
-def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> WorldRoom:
-    """Return the room of worlds with these settings."""
+def world_of(room: WorldRoom, secret: str, state: ExamState) -> World:
+    """Return the world of a state."""
+    kind = state.kind or "null"
+    return draw_world(secret, state.number, state.edge, kind, room.costs, is_managed=room.is_managed)
+
+
+def world_room(environ: Mapping[str, str], intervals: Sequence[Interval], *, is_managed: bool = False) -> WorldRoom:
+    """Return the room of worlds, managed ones or others, with these settings."""
     settings = settings_of(environ)
     rows = preset_rows(settings.venue_preset, settings.markets_file)
-    return WorldRoom(settings, chosen_rows(SYMBOLS, rows), intervals)
+    return WorldRoom(settings, chosen_rows(SYMBOLS, rows), intervals, is_managed=is_managed)
 
 
 def exam_environ(conditions: Conditions) -> dict[str, str]:
@@ -182,16 +190,18 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
             _, source = await _open_candles(spec.conditions, environ)
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
-        span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples
+        steps = STEPS if spec.managed else 1
+        span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples * steps
         participants = replace(spec.entrants, confined=True)
         chosen = await choose_models(participants, environ, settings, span, stack, prices, count)
         entrants = [
-            Examinee(_once(model), partial(renewed, source=each, settings=settings)) for model, each in chosen.models
+            Examinee(_paced(model, spec), partial(renewed, source=each, settings=settings))
+            for model, each in chosen.models
         ]
-        entrants.append(Examinee(_once(NOTHING), _idle))
+        entrants.append(Examinee(_paced(NOTHING, spec), _idle))
         room: ExamRoom
         if source is None:
-            room = world_room(environ, _intervals(chosen))
+            room = world_room(environ, _intervals(chosen), is_managed=spec.managed)
         else:
             room = RecordedRoom(settings, source, _intervals(chosen), spec.horizon)
         yield Examined(room, entrants, chosen)
@@ -201,9 +211,10 @@ def _idle(model: Model, ends_at: datetime) -> DecisionSource:
     return Idle()
 
 
-def _once(model: Model) -> Model:
-    """Return a model that is asked once in each state."""
-    return replace(model, configuration=replace(model.configuration, every=EVERY))
+def _paced(model: Model, spec: ExamSpec) -> Model:
+    """Return a model that is asked once in each state, or in each step of a managed world."""
+    every = EVERY_STEP if spec.managed else EVERY
+    return replace(model, configuration=replace(model.configuration, every=every))
 
 
 def _intervals(chosen: Chosen) -> list[Interval]:
@@ -220,7 +231,7 @@ def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
     :raises SettingsError: an entrant to compare does not take part, the budget does not pay one state, or a model may
         know the moments
     """
-    if problems := list(_unpayable(examined.chosen)):
+    if problems := list(_unpayable(examined.chosen, STEPS if spec.managed else 1)):
         raise SettingsError(problems)
     if any(model.id == NOTHING.id for model, _ in examined.chosen.models):
         raise SettingsError([f"{NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
@@ -236,6 +247,7 @@ def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
         states=[ExamState(number) for number in range(spec.states)],
         edges=list(spec.edges),
         kind=spec.kind,
+        managed=spec.managed,
         horizon=spec.horizon,
         models=[each.model for each in examined.entrants],
         strategies=examined.strategies,
@@ -274,12 +286,12 @@ def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
             )
 
 
-def _unpayable(chosen: Chosen) -> Iterator[str]:
-    """Yield why the budget cannot pay one decision of each model that has a price."""
+def _unpayable(chosen: Chosen, steps: int) -> Iterator[str]:
+    """Yield why the budget cannot pay the decisions of each model that has a price in one state."""
     budget, prices = (
         chosen.spending.budget_usd,
         [model.configuration.price for model, _ in chosen.models if model.is_ai],
     )
-    known = [price.cost(PROMPT_TOKENS, 0, ANSWER_TOKENS) for price in prices if price is not None]
+    known = [steps * price.cost(PROMPT_TOKENS, 0, ANSWER_TOKENS) for price in prices if price is not None]
     if budget is not None and known and sum(known) > budget:
-        yield f"--budget-usd is {budget}, and one decision of each model takes about {sum(known):.4f} USD"
+        yield f"--budget-usd is {budget}, and the decisions of each model in one state take about {sum(known):.4f} USD"

@@ -7,9 +7,9 @@ from trader.agents.domain.tools import ClosePosition, CreatePosition, Holding, P
 from trader.api.dashboard.reports import report_page
 from trader.core.clock import iso, moment_of
 from trader.exam.domain.scores import BASIS_POINTS
-from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
+from trader.exam.domain.worlds import RECENT, Edge, World
 from trader.exam.folder import ExamPlan
-from trader.exam.opening import world_room
+from trader.exam.opening import world_of, world_room
 from trader.exam.report import ExamResult, summary
 from trader.exam.sitting import Sitting
 
@@ -30,13 +30,11 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
 
 def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[dict[str, Any]]:
     """Yield each entrant's best and worst decision: what it saw, decided and said, and what the oracle would have."""
-    states, room, seed = plan.states, world_room(plan.settings, ()), plan.seed(secret)
+    states, room = plan.states, world_room(plan.settings, (), is_managed=plan.managed)
     for name in plan.entrants:
         own = sorted((each for each in sittings if each.entrant == name), key=lambda each: each.score - each.oracle)
         for sitting in [own[-1], own[0]] if own and any(each.answer.decided for each in own) else ():
-            state = states[sitting.state]
-            world = draw_world(seed, state.number, state.edge, state.kind or "null", room.costs)
-            yield _example(sitting, world)
+            yield _example(sitting, world_of(room, plan.seed(secret), states[sitting.state]))
 
 
 def _example(sitting: Sitting, world: World) -> dict[str, Any]:
@@ -61,9 +59,9 @@ def _example(sitting: Sitting, world: World) -> dict[str, Any]:
 
 
 def _decision_words(sitting: Sitting) -> str:
-    decided = sitting.answer.decided
+    calls = [call for decided in sitting.answer.decided for step in decided.steps for call in step.calls]
     words = []
-    for decision in (call.decision for step in decided.steps for call in step.calls) if decided else ():
+    for decision in (call.decision for call in calls):
         match decision:
             case CreatePosition():
                 words.append(f"{decision.side.lower()} {decision.quantity:g} {decision.symbol}, stop {decision.stop:g}")

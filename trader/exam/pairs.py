@@ -18,7 +18,7 @@ from trader.core.errors import SettingsError
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import OUTCOME_MAX
-from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
+from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide
 from trader.exchange.domain.account import equity
 from trader.market.domain.markets import Candle, Interval, Market
 from trader.market.sources.files import Minutes
@@ -179,11 +179,11 @@ class RecordedRoom:
         return np.array(recording.minutes.close[place - _DAY : place])
 
     async def sit(self, number: int, moment: RecordedMoment, entrants: Sequence[Examinee]) -> list[Sitting]:
-        """Let every entrant decide in a moment, and score the outcomes. Raise like `decide_once`."""
+        """Let every entrant decide in a moment, and score the outcomes. Raise like `decide`."""
         begin = moment.at - (HELD_FOR * _MINUTE_S if moment.standing is not None else 0)
         past = RecordedPast(self._source, self._recordings, range(begin, moment.at + self._minutes * _MINUTE_S + 1))
         market = await BacktestMarket.open(past, self._intervals)
-        decided = await decide_once(market, self._settings, entrants, moment.at, moment.standing, self._minutes)
+        decided = await decide(market, self._settings, entrants, moment.at, moment.standing, self._minutes)
         return [self._scored(number, moment, market, each) for each in decided]
 
     def _scored(self, number: int, moment: RecordedMoment, market: BacktestMarket, decided: DecidedAccount) -> Sitting:

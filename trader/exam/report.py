@@ -13,6 +13,7 @@ from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
 from trader.core.intervals import ConfidenceInterval
+from trader.exam.domain.managed import RESPONSES, STEPS
 from trader.exam.domain.scores import (
     UNDECIDED,
     MeanOfStates,
@@ -32,7 +33,7 @@ from trader.exam.domain.scores import (
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import ExamPlan
 from trader.exam.pairs import Horizon
-from trader.exam.sitting import Sitting
+from trader.exam.sitting import EVERY_STEP, Sitting
 from trader.seasons.bundle import CodeDigest
 
 CARD_FORMAT: Final = "trader-exam-1"
@@ -75,13 +76,14 @@ class PairResult(PairComparison, frozen=True, kw_only=True, rename="camel", forb
 
 
 class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The result of an exam. `states` of the `planned` ones have decisions, and `earlier` counts the exams that were
-    begun before with an entrant's name."""
+    """The result of an exam. `states` of the `planned` ones, which may be `managed` in steps, have decisions, and
+    `earlier` counts the exams that were begun before with an entrant's name."""
 
     secret_sha256: str
     recording_sha256: str | None
     states: int
     planned: int
+    managed: bool
     horizon: Horizon
     settings: dict[str, str]
     earlier: dict[str, int]
@@ -124,6 +126,7 @@ def exam_result(plan: ExamPlan, sittings: Sequence[Sitting]) -> ExamResult:
         recording_sha256=plan.recording,
         states=len({each.state for each in sittings}),
         planned=len(plan.states),
+        managed=plan.managed,
         horizon=plan.horizon,
         settings=plan.settings,
         earlier=plan.earlier,
@@ -198,9 +201,7 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
         samples=samples,
         share=share_of_oracle([each for each in sittings if each.kind != "recorded"]),
         shares={edge: share for edge, share in shares.items() if share is not None},
-        sizes={
-            edge: sizes(each for each in own if each.answer.decided is not None) for edge, own in by_edge.items() if own
-        },
+        sizes={edge: sizes(each for each in own if each.answer.decided) for edge, own in by_edge.items() if own},
         burnt_bp=burnt([each for each in sittings if each.kind == "null"]),
         outcome=mean_of(recorded, "score"),
         selection=mean_of(recorded, "selection"),
@@ -261,6 +262,12 @@ def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) ->
             bounds = f", 95 % from {pair.interval.low:+.2f} to {pair.interval.high:+.2f}" if pair.interval else ""
             after = f"after {pair.states} states ({pair.mean:+.2f}{bounds} {unit})"
             yield f"{pair.first}: {relation} {pair.second} {after}"
+
+
+MANAGED_WORDS: Final = (
+    f"Each state was managed in {STEPS} steps, {EVERY_STEP} apart. Values are those of one of {RESPONSES} responses. "
+    "They are exact for the path that was drawn; what differs from path to path is in the intervals."
+)
 
 
 def summary(plan: ExamPlan, result: ExamResult) -> str:

@@ -85,7 +85,7 @@ def _as_planned(spec: ExamSpec, plan: ExamPlan, secret: str) -> ExamSpec:
     if spec.compare not in (None, plan.compared):
         pair = ",".join(plan.compared) if plan.compared else "no pair"
         raise SettingsError([f"--compare: {spec.out} compares {pair}, which was fixed before it began"])
-    return replace(spec, states=len(plan.states), horizon=plan.horizon, samples=plan.samples)
+    return replace(spec, states=len(plan.states), horizon=plan.horizon, samples=plan.samples, managed=plan.managed)
 
 
 def _of_sample(spec: ExamSpec, sample: int, spent: Decimal) -> ExamSpec:

@@ -1,6 +1,7 @@
-"""A sitting: every entrant decides once in the same state, by the kernel, guard and exchange of the backtest.
+"""A sitting: every entrant decides in the same state, by the kernel, guard and exchange of the backtest.
 
-What an account holds after its decision is valued by the law of the world; see `docs/exam.md`.
+What an account holds after its decision, or through the steps of a managed world, is valued by the law of the world;
+see `docs/exam.md`.
 """
 
 import math
@@ -30,20 +31,24 @@ from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import SettingsError
 from trader.core.money import floor_to, from_number, require_figure
 from trader.core.statistics import Floats
-from trader.exam.domain.law import HORIZON, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
+from trader.exam.domain.law import GAIN_MAX, HORIZON, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
+from trader.exam.domain.managed import MINUTES, STEP_MINUTES, STEPS, Course, Judged, Trade
 from trader.exam.domain.scores import Scored
-from trader.exam.domain.worlds import AFTER, USUAL_VALUE, FillCosts, World, standing_weight
+from trader.exam.domain.worlds import AFTER, RECENT, USUAL_VALUE, FillCosts, World, standing_weight
 from trader.exam.source import WorldPast
 from trader.exchange.domain import rules as exchange
-from trader.exchange.domain.account import Account, Marks, Position, equity, liquidation_price
+from trader.exchange.domain.account import Account, Position, equity, liquidation_price
 from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_account
 from trader.exchange.domain.orders import ExitPlan, Fill, Order, OrderSide
 from trader.exchange.protocol import rules_of
-from trader.market.domain.markets import Interval, Market, SimulatedMarket
+from trader.market.domain.markets import Interval, SimulatedMarket
 from trader.settings.settings import Settings
 
 EVERY: Final = "4h"
-"""The cadence of entrants. States fall on these hours, so no entrant decides while a standing position ages."""
+"""The cadence of entrants who decide once. States fall on these hours."""
+
+EVERY_STEP: Final = f"{STEP_MINUTES}m"
+"""The cadence of entrants in managed worlds."""
 
 _REACH_S: Final = 122
 """Seconds after an order's latency in which its book comes, however late the guard still takes the order."""
@@ -67,10 +72,10 @@ class Examinee(NamedTuple):
 
 
 class ExamAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An entrant's decision and text in a state, the rules that refused it with a reason of each, and the cost of its
-    answers."""
+    """An entrant's decisions and text in a state, the rules that refused them with a reason of each, and the cost of
+    its answers."""
 
-    decided: RecordedInvocation | None = None
+    decided: tuple[RecordedInvocation, ...] = ()
     refused: tuple[str, ...] = ()
     reasons: dict[str, str] = {}
     cost_usd: Decimal | None = None
@@ -114,6 +119,10 @@ class DecidedAccount(NamedTuple):
     followed: ModelAccount
     fills: Sequence[Fill]
 
+    def equity(self, market: BacktestMarket, world: World) -> float:
+        """Return its equity in the state of a world, before its decision."""
+        return float(equity(self.before, market.marks(world.state)))
+
     @property
     def answer(self) -> ExamAnswer:
         """The calls, the text, and the cost of the answers."""
@@ -123,24 +132,27 @@ class DecidedAccount(NamedTuple):
         return ExamAnswer(
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
             reasons={each.rule or each.status: each.reason for each in followed.outcomes if each.reason is not None},
-            decided=next(iter(recorded), None),
+            decided=tuple(recorded),
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
             tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
             said=next((each.invocation.response for each in records), None),
         )
 
 
-async def decide_once(
+async def decide(
     market: BacktestMarket,
     settings: Settings,
     entrants: Sequence[Examinee],
     state: int,
     standing: Standing | None,
     horizon: int = HORIZON,
+    steps: int = 1,
 ) -> list[DecidedAccount]:
-    """Let every entrant decide at the second `state`, and not again, and advance the accounts to the end of the market.
+    """Let every entrant decide at the second `state`, and at each further step, and advance the accounts to the end of
+    the market.
 
-    Their views say that they are asked again after `horizon` minutes.
+    Their views say that they are asked again after `horizon` minutes, and they are until they have decided in all
+    `steps`.
 
     :raises AskingEnded: no model can be asked any more
     :raises StrategyError: a strategy failed
@@ -149,13 +161,13 @@ async def decide_once(
     accounts = [_account(market, rules, settings, entrant, standing) for entrant in entrants]
     for followed in accounts:
         followed.cadence = timedelta(minutes=horizon)
-    before = [each.account for each in accounts]
+    before, times = [each.account for each in accounts], range(state, state + 60 * steps * horizon, 60 * horizon)
     run = Backtest(market, rules, accounts, (), [fills])
-    for reached in run.run():
+    for _ in run.run():
         if run.engine.is_due:
             await run.engine.invoke()
-        if epoch_second(reached) >= state:
-            for followed in accounts:
+        for followed in accounts:
+            if followed.decides_at not in times:
                 followed.decides_at = None
     if run.failure is not None:
         raise run.failure
@@ -197,13 +209,20 @@ def _standing_order(standing: Standing, market: BacktestMarket, account: Account
 
 
 class WorldRoom:
-    """The room of an exam in worlds: the markets and settings that all worlds share.
+    """The room of an exam in worlds, managed ones or others: the markets and settings that all worlds share.
 
     :raises SettingsError: orders take longer than worlds last
     """
 
-    def __init__(self, settings: Settings, rows: Mapping[str, SimulatedMarket], intervals: Sequence[Interval]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        rows: Mapping[str, SimulatedMarket],
+        intervals: Sequence[Interval],
+        *,
+        is_managed: bool = False,
+    ) -> None:
+        self._settings, self.is_managed = settings, is_managed
         self._rows = tuple(rows.values())
         self._intervals = intervals
         rules = rules_of(settings, {symbol: row.rules for symbol, row in rows.items()})
@@ -213,11 +232,24 @@ class WorldRoom:
             raise SettingsError([f"--latency is {settings.latency_ms}; orders of an exam take at most 58000 ms"])
 
     async def sit(self, world: World, entrants: Sequence[Examinee]) -> list[Sitting]:
-        """Let every entrant decide in the state of a world, and score the decisions. Raise like `decide_once`."""
-        past = WorldPast(world, self._rows, self._reach_s)
-        market = await BacktestMarket.open(past, self._intervals)
-        decided = await decide_once(market, self._settings, entrants, world.state, self._standing(world))
-        return [self._scored(world, market, each) for each in decided]
+        """Let every entrant decide in the state of a world, and score the decisions. Raise like `decide`."""
+        reach_s, shown, horizon, steps = self._reach_s, 0, HORIZON, 1
+        if self.is_managed:
+            reach_s, shown, horizon, steps = MINUTES * 60 + 1, MINUTES, STEP_MINUTES, STEPS
+        market = await BacktestMarket.open(WorldPast(world, self._rows, reach_s, shown), self._intervals)
+        decided = await decide(market, self._settings, entrants, world.state, self._standing(world), horizon, steps)
+        filling = self._filling(market, world)
+        if not self.is_managed:
+            return [self._scored(world, market, each, filling) for each in decided]
+        closes = np.array([bars.close[RECENT - 1 : RECENT + MINUTES] for bars in world.recent])
+        law = world.law
+        course = Course(closes / closes[:, :1], law.drift, law.funding, filling, law.horizon_deviation)
+        stood = _held(decided[0].before, world, market, decided[0].equity(market, world))
+        best = course.oracle(stood)
+        return [
+            _sitting(world, each, course.judge(_trades(each, market, world), stood, USUAL_VALUE), best)
+            for each in decided
+        ]
 
     def _standing(self, world: World) -> Standing | None:
         if not world.standing:
@@ -226,30 +258,14 @@ class WorldRoom:
         far = _STANDING_STOP * float(world.law.horizon_deviation[market])
         return Standing(world.symbols[market], world.standing, standing_weight(self.costs, market), far)
 
-    def _scored(self, world: World, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
+    def _scored(self, world: World, market: BacktestMarket, decided: DecidedAccount, filling: Floats) -> Sitting:
         """Return the score of what the account holds after its decision, and of what that cost."""
-        marks = market.marks(world.state)
-        own = float(equity(decided.before, marks))
-        accounts = decided.before, decided.followed.account
-        stood, held = (_held(account, world, marks, market.markets, own) for account in accounts)
-        spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in decided.fills) / own
-        value = world.law.value(held) - world.law.value(stood) - spent
-        risk, answer = world.law.risk(held, stood), decided.answer
-        if risk > SIZE_MAX * RISK_BUDGET:
-            why = f"{100 * risk:.1f} % of equity; the limit is {100 * SIZE_MAX * RISK_BUDGET:.1f} %"
-            reasons = answer.reasons | {"risk budget": why}
-            answer = replace(answer, refused=(*answer.refused, "risk budget"), reasons=reasons)
-        return Sitting(
-            state=world.number,
-            entrant=decided.before.id,
-            edge=world.edge,
-            kind=world.kind,
-            value=value,
-            risk=risk,
-            score=credited(value, risk, USUAL_VALUE),
-            oracle=world.law.oracle(self._filling(market, world), stood).value,
-            answer=answer,
-        )
+        own, law, accounts = decided.equity(market, world), world.law, (decided.before, decided.followed.account)
+        stood, held = (_held(account, world, market, own) for account in accounts)
+        value = law.value(held) - law.value(stood) - sum(each.cost for each in _trades(decided, market, world))
+        risk = law.risk(held, stood)
+        judged = Judged(value, credited(value, risk, USUAL_VALUE), risk)
+        return _sitting(world, decided, judged, law.oracle(filling, stood).value)
 
     def _filling(self, market: BacktestMarket, world: World) -> Floats:
         """Return what a small fill costs in each market in the state: the taker fee and half the spread."""
@@ -257,18 +273,43 @@ class WorldRoom:
         return np.array(self.costs.taker) + [float((each.ask - each.bid) / (2 * each.mark)) for each in quotes]
 
 
-def _cost(fill: Fill, mark: Decimal) -> float:
-    """Return what a fill cost: its fees, and its distance from the mark."""
-    direction = 1 if fill.side is OrderSide.BUY else -1
-    return float(fill.fee + fill.liquidation_fee + direction * (fill.price - mark) * fill.quantity)
+def _sitting(world: World, decided: DecidedAccount, judged: Judged, oracle: float) -> Sitting:
+    """Return the score of what an entrant decided in a world."""
+    answer = decided.answer
+    if judged.risk > SIZE_MAX * RISK_BUDGET:
+        why = f"{100 * judged.risk:.1f} % of equity; the limit is {100 * SIZE_MAX * RISK_BUDGET:.1f} %"
+        reasons = answer.reasons | {"risk budget": why}
+        answer = replace(answer, refused=(*answer.refused, "risk budget"), reasons=reasons)
+    return Sitting(
+        state=world.number,
+        entrant=decided.before.id,
+        edge=world.edge,
+        kind=world.kind,
+        value=judged.value,
+        risk=judged.risk,
+        score=judged.score,
+        oracle=min(oracle, GAIN_MAX * USUAL_VALUE),
+        answer=answer,
+    )
 
 
-def _held(
-    account: Account, world: World, marks: Marks, markets: Mapping[str, Market], own: float
-) -> tuple[PlannedPosition, ...]:
+def _trades(decided: DecidedAccount, market: BacktestMarket, world: World) -> list[Trade]:
+    """Return the fills of an account. A fill costs its fees, and its distance from the mark."""
+    own, marks, trades = decided.equity(market, world), market.marks(world.state), []
+    for fill in decided.fills:
+        second, direction = epoch_second(fill.at), 1 if fill.side is OrderSide.BUY else -1
+        away = direction * (fill.price - market.mark(fill.symbol, second)) * fill.quantity
+        weight = direction * float(fill.quantity * marks[fill.symbol]) / own
+        cost = float(fill.fee + fill.liquidation_fee + away) / own
+        trades.append(Trade((second - world.state) / 60, world.symbols.index(fill.symbol), weight, cost))
+    return trades
+
+
+def _held(account: Account, world: World, market: BacktestMarket, own: float) -> tuple[PlannedPosition, ...]:
     """Return the positions of an account with this equity as the law values them."""
+    marks = market.marks(world.state)
     return tuple(
-        _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, markets))
+        _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, market.markets))
         for symbol, position in account.positions.items()
     )
 

@@ -19,10 +19,10 @@ _QUOTED = 240
 
 class WorldPast:
     """The seconds of a world in which accounts exist: its state, `reach_s` seconds in which orders meet their books,
-    and the hours before it in worlds where accounts hold a position."""
+    and the hours before it in worlds where accounts hold a position. Candles go on for `shown` minutes after it."""
 
-    def __init__(self, world: World, rows: Sequence[SimulatedMarket], reach_s: int) -> None:
-        self._world = world
+    def __init__(self, world: World, rows: Sequence[SimulatedMarket], reach_s: int, shown: int) -> None:
+        self._world, self._shown = world, shown
         self._grids = {row.rules.symbol: Grid(row.rules) for row in rows}
         self.markets: Mapping[str, Market] = {row.rules.symbol: row.rules for row in rows}
         begin = world.state - (HELD_FOR * _MINUTE_S if world.standing else 0)
@@ -43,25 +43,26 @@ class WorldPast:
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         place, span_s = self._world.symbols.index(symbol), int(INTERVALS[interval].total_seconds())
-        count = (self._world.state - epoch_second(start)) // span_s
-        bars = self._bars(place, span_s // _MINUTE_S, count)
+        after = self._shown * _MINUTE_S // span_s
+        count = (self._world.state - epoch_second(start)) // span_s + after
+        bars = self._bars(place, span_s // _MINUTE_S, count, after)
         size, scale = len(bars.open), self._grids[symbol].halves_per_unit
         prices = ((column * scale).round() / scale for column in bars[:4])
         columns = (column.tolist() for column in (*prices, bars.volume.round(3)))
-        first = self._world.state - size * span_s
+        first = self._world.state + (after - size) * span_s
         return [
             Candle(moment_of(first + number * span_s), *figures)
             for number, figures in enumerate(zip(*columns, strict=True))
         ]
 
-    def _bars(self, place: int, width: int, count: int) -> Bars:
-        """Return the last `count` candles of `width` minutes before the state, or as many as there are.
+    def _bars(self, place: int, width: int, count: int, after: int) -> Bars:
+        """Return the last `count` candles of `width` minutes, or as many as there are, `after` of them after the state.
 
         Of short ones, in which patterns recur, there are all that a strategy may see.
         """
-        recent = Bars(*(column[:RECENT] for column in self._world.recent[place]))
+        recent = Bars(*(column[: RECENT + after * width] for column in self._world.recent[place]))
         if width < OLD_STEP:
-            return recent.last(min(max(count, HISTORY_MAX), RECENT // width) * width).joined(width)
+            return recent.last(min(max(count, HISTORY_MAX + after), len(recent.open) // width) * width).joined(width)
         quarters = self._world.old[place].followed_by(recent.joined(OLD_STEP))
         width //= OLD_STEP
         return quarters.last(min(count, len(quarters.open) // width) * width).joined(width)

@@ -139,7 +139,7 @@ class Law:
         """Return the expected gain of a position without stop or target, per unit of notional, by minute of its
         exit."""
         growth = np.exp(np.cumsum(self.drift[market]))
-        hours = np.zeros(HORIZON)
+        hours = np.zeros(len(growth))
         hours[_HOUR - 1 :: _HOUR] = self.funding[market] * growth[_HOUR - 1 :: _HOUR]
         gains: Floats = side * (growth - 1 - np.cumsum(hours)) - growth * self.closing[market]
         return gains
@@ -188,13 +188,19 @@ class Choice(NamedTuple):
     value: float
 
 
-def credited(value: float, risk: float, unit: float) -> float:
-    """Return the score of a decision, between -`LOSS_MAX` and `GAIN_MAX` units.
+def within_budget(value: float, risk: float) -> float:
+    """Return a value with a gain at more than the risk budget scaled down to the budget; losses count in full."""
+    return value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value
 
-    A gain at more than the risk budget is scaled down to the budget. A position beyond `SIZE_MAX` budgets is refused:
-    it counts as the largest loss, whatever its value.
+
+def credited(value: float, risk: float, unit: float) -> float:
+    """Return the score of a decision, between -`LOSS_MAX` and `GAIN_MAX` units."""
+    return bounded(within_budget(value, risk), risk, unit)
+
+
+def bounded(value: float, risk: float, unit: float) -> float:
+    """Return the score of a value within the risk budget, between -`LOSS_MAX` and `GAIN_MAX` units.
+
+    A position beyond `SIZE_MAX` budgets is refused: it counts as the largest loss, whatever its value.
     """
-    if risk > SIZE_MAX * RISK_BUDGET:
-        return -LOSS_MAX * unit
-    scaled = value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value
-    return min(max(scaled, -LOSS_MAX * unit), GAIN_MAX * unit)
+    return -LOSS_MAX * unit if risk > SIZE_MAX * RISK_BUDGET else min(max(value, -LOSS_MAX * unit), GAIN_MAX * unit)

@@ -16,6 +16,7 @@ import numpy as np
 
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON, RISK_BUDGET, STEP, Law
+from trader.exam.domain.managed import MINUTES, RESPONSES, STEP_MINUTES, STEPS
 from trader.market.domain.markets import SimulatedMarket
 
 RECENT: Final = 2880
@@ -35,8 +36,8 @@ any market's, so that a handful of occurrences is enough to infer it."""
 USUAL_VALUE: Final = RISK_BUDGET * sum(STRENGTHS) / 2
 """The oracle's usual value in planted worlds as a fraction of equity, the same for each edge."""
 
-HELD_FOR: Final = 120
-"""The minutes for which an account has held its position, where it holds one."""
+HELD_FOR: Final = 29
+"""The minutes for which an account has held its position, where it holds one: nobody decides as often as that."""
 
 _MINUTES_PER_YEAR: Final = 365.25 * 1440
 _FACTOR_VOLATILITY: Final = 0.36
@@ -111,8 +112,9 @@ _TELLTALES: Final = ((1, -1), (1, 0), (0, 1))
 _OFTEN: Final = (16, 21)
 """How often a pattern has occurred before, at least and less than."""
 _ASIDE: Final = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
-"""The patterns that occur in other markets of a world; only a few of these have an edge, up to `_FAINT` strong."""
-_FAINT: Final = 0.2
+"""The patterns that occur in other markets of a world; half of these have an edge, of a strength up to `_ASIDE_MOST`
+that is mostly near zero."""
+_ASIDE_MOST: Final = 0.6
 
 _STANDING: Final = 5 / 12
 """How often accounts hold a position in worlds other than `drain`, so that they do in half of all worlds."""
@@ -229,22 +231,32 @@ def deviations(rows: Sequence[SimulatedMarket]) -> Floats:
     return usual
 
 
-def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: FillCosts) -> World:
-    """Draw a world with three or more markets.
+def draw_world(
+    secret: str, number: int, edge: Edge | None, kind: Kind, costs: FillCosts, *, is_managed: bool = False
+) -> World:
+    """Draw a world with three or more markets; a managed one goes on after its state, where its pattern occurs again.
 
     :raises ValueError: a world without an edge is not a null world
     """
     if edge is None and kind != "null":
         raise ValueError("only a null world is without an edge")
     seed, patterns = seed_of(secret, number), draw_patterns(secret, len(costs.rows))
-    return _Drawing(np.random.default_rng(seed), patterns, edge, kind, costs).world(number, seed % 2**63)
+    drawing = _Drawing(np.random.default_rng(seed), patterns, edge, kind, costs, is_managed=is_managed)
+    return drawing.world(number, seed % 2**63)
 
 
 class _Drawing:
     """The drawing of one world: its past in usual deviations, shaped by the patterns that occur in it."""
 
     def __init__(
-        self, rng: np.random.Generator, patterns: Patterns, edge: Edge | None, kind: Kind, costs: FillCosts
+        self,
+        rng: np.random.Generator,
+        patterns: Patterns,
+        edge: Edge | None,
+        kind: Kind,
+        costs: FillCosts,
+        *,
+        is_managed: bool,
     ) -> None:
         self._rng, self._patterns, self._edge, self._kind, self._costs = rng, patterns, edge, kind, costs
         self._count = len(costs.rows)
@@ -257,10 +269,17 @@ class _Drawing:
         self._side = int(rng.choice((-1, 1)))
         self._standing = int(rng.choice((-1, 1))) * (rng.random() < _STANDING)
         self._stands_in = self._market if rng.random() < 0.5 else int(rng.integers(self._count))
-        past, future = (self._count, RECENT + AFTER), (self._count, HORIZON)
-        self._scales, self._volumes, self._pushes = np.ones(past), np.ones(past), np.zeros(past)
+        self._is_managed, self._minutes = is_managed, MINUTES if is_managed else HORIZON
+        shown = (self._count, RECENT + AFTER + (MINUTES if is_managed else 0))
+        self._scales, self._volumes, self._pushes = np.ones(shown), np.ones(shown), np.zeros(shown)
+        future = (self._count, self._minutes)
         self._unrest, self._drift = np.ones(future), np.zeros(future)
-        self._closing = np.repeat(costs.of_fill[:, None], HORIZON, axis=1)
+        self._closing = np.repeat(costs.of_fill[:, None], self._minutes, axis=1)
+        apart = STEPS // RESPONSES
+        jitter = rng.integers(-1, 2, RESPONSES - 1).tolist() if is_managed else []
+        self._begins = [0, *(STEP_MINUTES * (apart * (n + 1) + late) for n, late in enumerate(jitter))]
+        """The minutes after the state when something may follow a pattern."""
+
         self._funding = np.array([float(row.rules.funding_rate) for row in costs.rows])
 
     def world(self, number: int, seed: int) -> World:
@@ -276,8 +295,10 @@ class _Drawing:
             self._drift, self._usual[:, None] * np.sqrt(expected) * self._unrest, self._funding, self._closing, seed,
             self._usual,
         )  # fmt: skip
-        day, place = divmod(number, _STATES_PER_DAY)  # no two at the same time, since decisions are named by it
-        state = ((_FIRST_DAY + day) * 24 + 4 * (place + 1)) * 3600
+        # No two decide at the same time, since decisions are named by it.
+        apart, states_per_day = (12, 2) if self._is_managed else (4, _STATES_PER_DAY)
+        day, place = divmod(number, states_per_day)
+        state = ((_FIRST_DAY + day) * 24 + 4 + apart * place) * 3600
         return World(
             number=number, kind=self._kind, edge=edge, symbols=tuple(row.rules.symbol for row in self._costs.rows),
             market=market, side=0 if self._kind == "null" else self._side, strength=self._strength, state=state,
@@ -292,12 +313,12 @@ class _Drawing:
     def _carry(self) -> None:
         """Let one side of a market be paid; in a null world by less than costs, in a reversed one for its loss."""
         market, side = self._market, self._side
-        gross = self._gross(market, self._strength)
+        gross = self._gross(market, self._strength * len(self._begins))
         paid = 0.3 * float(self._costs.of_fill[market]) if self._kind == "null" else gross
-        self._funding[market] = -side * paid / (HORIZON // _HOUR)
+        self._funding[market] = -side * paid / (self._minutes // _HOUR)
         if self._kind == "reversed":
             self._side = -side
-            self._drift[market] = -2 * side * gross / HORIZON
+            self._drift[market] = -2 * side * gross / self._minutes
 
     def _plant(self, edge: Edge) -> None:
         """Let the pattern of the edge occur, and let the law follow in a planted world.
@@ -314,88 +335,107 @@ class _Drawing:
         elif 0 in pattern.telltale and rng.random() < 0.5:
             is_regular, marks = True, [pattern.telltale.index(0)]
         gross = self._gross(market, self._strength)
-        direction, follows = self._occur(
-            pattern, self._moved, market, gross, often, int(rng.choice(marks)), is_regular=is_regular
+        planned = {"planted": gross, "null": 0.0, "reversed": -gross}[self._kind]
+        self._side, direction = self._occur(
+            pattern, (self._moved, market), (gross, planned), often, marks, is_regular=is_regular
         )
-        self._side = follows * (-1 if self._kind == "reversed" else 1)
         if edge is Edge.DRAIN:
             self._standing, self._stands_in = -direction, market
-        if self._kind != "null":
-            self._drift[market, : pattern.lasts] = self._side * gross / pattern.lasts
-            if edge is Edge.DRAIN and self._side != self._standing:
+            if planned and self._side != self._standing and not self._is_managed:
                 reached = np.minimum(np.arange(1.0, HORIZON + 1) / pattern.lasts, 1.0)
                 self._closing[market] += 2 * float(self._costs.of_fill[market]) * reached
 
     def _aside(self) -> None:
-        """Let patterns occur in other markets: nothing follows most of them, and little the others."""
+        """Let patterns occur in other markets: nothing follows most of them, and mostly little the rest."""
         rng = self._rng
         for market in sorted({*range(self._count)} - {self._market, self._moved}):
             if rng.random() < 0.5:
                 pattern = self._patterns[_ASIDE[rng.integers(len(_ASIDE))]]
-                is_faint = rng.random() < 0.3 and self._kind != "null"
-                drift = rng.uniform(0, _FAINT) * float(self._usual[market]) * math.sqrt(HORIZON) * is_faint
-                often, mark = int(rng.integers(*_OFTEN)), int(rng.integers(2))
-                _, follows = self._occur(pattern, market, market, drift, often, mark, is_regular=True)
-                self._drift[market, : pattern.lasts] = follows * drift / pattern.lasts
+                strength = _ASIDE_MOST * rng.random() ** 3 * (rng.random() < 0.5 and self._kind != "null")
+                drift = strength * float(self._usual[market]) * math.sqrt(HORIZON)
+                often = int(rng.integers(*_OFTEN))
+                self._occur(pattern, (market, market), (drift, drift), often, (0, 1), is_regular=True)
 
     def _occur(
-        self, pattern: Pattern, moved: int, market: int, gross: float, often: int, mark: int, *, is_regular: bool
+        self,
+        pattern: Pattern,
+        markets: tuple[int, int],
+        drifts: tuple[float, float],
+        often: int,
+        marks: Sequence[int],
+        *,
+        is_regular: bool,
     ) -> tuple[int, int]:
-        """Let a pattern occur in the state and `often` before it, each time followed by a drift in a market.
+        """Let a pattern occur before each of the times when something may follow, and `often` before the state.
 
-        Return the direction of the last move, whose volume is `mark` (0: high, 1: low), and the sign of what follows.
+        `markets` are the one that moves and the one that responds, `drifts` the sizes of the responses before the state
+        and of those of the law (negative: the opposite follows), and `marks` the volumes on which the law's may occur
+        (0: high, 1: low). Return the sign of the law's first response, and the direction of the move before it.
         """
-        rng, sign = self._rng, int(self._rng.choice((-1, 1)))
-        marks = [mark, *rng.permutation(np.arange(often) % 2).tolist()]
-        directions = rng.choice((-1, 1), often + 1).tolist()
-        follows = [
-            direction * (sign * pattern.telltale[each] if is_regular else int(rng.choice((-1, 1))))
-            for direction, each in zip(directions, marks, strict=True)
-        ]
-        last = RECENT - pattern.since
-        for place, (direction, each, side) in enumerate(zip(directions, marks, follows, strict=True)):
-            first, begins = last - pattern.push_minutes, last + pattern.since
-            if first < pattern.calm:
+        rng, sign, (_, responds) = self._rng, int(self._rng.choice((-1, 1))), markets
+        firsts = list[tuple[int, int]]()
+        for begins in self._begins:
+            direction, mark = int(rng.choice((-1, 1))), int(rng.choice(marks))
+            self._show(pattern, markets, RECENT + begins, direction, mark)
+            side = direction * sign * pattern.telltale[mark] * int(np.sign(drifts[1]))
+            until = begins + pattern.lasts
+            self._drift[responds, begins:until] = side * abs(drifts[1]) / pattern.lasts
+            self._unrest[responds, begins:until] = pattern.unrest
+            firsts.append((side, direction))
+        begins, length = RECENT, pattern.push_minutes + pattern.since + pattern.calm
+        for mark in rng.permutation(np.arange(often) % 2).tolist():
+            begins -= length + pattern.lasts + int(rng.integers(2 * OLD_STEP))
+            begins -= begins % OLD_STEP  # responses begin with a candle of 15 minutes, as the state does
+            if begins < length:
                 break
-            self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
-            self._scales[market, begins : begins + pattern.lasts] *= pattern.unrest
-            steps = np.arange(1.0, pattern.push_minutes + 1)
-            size = direction * pattern.push * math.sqrt(_HOUR) * rng.uniform(0.85, 1.2)
-            self._pushes[moved, first:last] += size * steps / steps.sum()
-            self._volumes[moved, first : max(begins, last + 1)] = (pattern.volume, pattern.dried_up)[each]
-            if place:
-                drift = side * gross / pattern.lasts / float(self._usual[market])
-                self._pushes[market, begins : begins + pattern.lasts] += drift
-            last = first - pattern.calm - pattern.lasts - int(rng.integers(2 * OLD_STEP))
-            last -= last % OLD_STEP + pattern.since  # responses begin with a candle of 15 minutes, as the state does
-        self._unrest[market, : pattern.lasts] = pattern.unrest
-        return directions[0], follows[0]
+            direction = int(rng.choice((-1, 1)))
+            self._show(pattern, markets, begins, direction, mark)
+            side = direction * sign * pattern.telltale[mark] if is_regular else int(rng.choice((-1, 1)))
+            drift = side * drifts[0] / pattern.lasts / float(self._usual[responds])
+            self._pushes[responds, begins : begins + pattern.lasts] += drift
+        return firsts[0]
+
+    def _show(self, pattern: Pattern, markets: tuple[int, int], begins: int, direction: int, mark: int) -> None:
+        """Let a pattern occur before the minute in which the response to it begins."""
+        moved, responds = markets
+        last = begins - pattern.since
+        first = last - pattern.push_minutes
+        self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
+        self._scales[responds, begins : begins + pattern.lasts] *= pattern.unrest
+        steps = np.arange(1.0, pattern.push_minutes + 1)
+        size = direction * pattern.push * math.sqrt(_HOUR) * self._rng.uniform(0.85, 1.2)
+        self._pushes[moved, first:last] += size * steps / steps.sum()
+        if begins > RECENT:  # so that a move in either direction has no expectation
+            self._pushes[moved, last - 1] -= size**2 / 2 * self._usual[moved]
+        self._volumes[moved, first : max(begins, last + 1)] = (pattern.volume, pattern.dried_up)[mark]
 
     def _variances(self) -> tuple[Floats, Floats]:
         """Return the variance of each step relative to the usual, and the expected one of each minute from the state
         on."""
-        rng, widths = self._rng, np.concatenate([np.full(OLD, OLD_STEP), np.ones(RECENT + AFTER)])
-        variances, expected = np.ones(len(widths)), np.ones(HORIZON)
+        rng, widths = self._rng, np.concatenate([np.full(OLD, OLD_STEP), np.ones(self._scales.shape[1])])
+        variances, expected = np.ones(len(widths)), np.ones(self._minutes)
         for often in _SWITCHES:
             draws = np.cumsum(rng.random(len(widths)) < 1 - (1 - often) ** widths)
             factors = np.where(rng.random(len(widths) + 1) < 0.5, _FACTOR, 2 - _FACTOR)[draws]
             variances *= factors
-            expected *= 1 + (factors[OLD + RECENT - 1] - 1) * (1 - often) ** np.arange(1, HORIZON + 1)
+            expected *= 1 + (factors[OLD + RECENT - 1] - 1) * (1 - often) ** np.arange(1, self._minutes + 1)
         variances += (rng.random(len(widths)) < _JUMPS * widths) * _JUMP**2 / widths
         return variances / (1 + _JUMPS * _JUMP**2), expected
 
     def _bars(self) -> tuple[tuple[Bars, ...], tuple[Bars, ...], Floats]:
         """Return the minutes around the state, the candles of 15 minutes before those, and the expected variances."""
-        rng, steps = self._rng, OLD + RECENT + AFTER
+        rng, steps, now = self._rng, OLD + self._scales.shape[1], OLD + RECENT
         variances, expected = self._variances()
         common, recent, old = rng.standard_normal(steps), [], []
         for market, row in enumerate(self._costs.rows):
             scales = np.concatenate([np.full(OLD, math.sqrt(OLD_STEP)), self._scales[market]]) * np.sqrt(variances)
             sizes = scales * self._usual[market]
-            sizes[OLD + RECENT :] = 0
+            sizes[now + (MINUTES if self._is_managed else 0) :] = 0
             noise = _COMMON * common + math.sqrt(1 - _COMMON**2) * rng.standard_normal(steps)
             moves = noise * sizes
             moves[OLD:] += self._pushes[market] * self._usual[market]
+            if self._is_managed:
+                moves[now : now + MINUTES] += self._drift[market] - sizes[now : now + MINUTES] ** 2 / 2
             ends = math.log(row.character.level) + 0.2 * rng.standard_normal() + np.cumsum(moves)
             begins = np.concatenate([ends[:1] - moves[:1], ends[:-1]])
             # The extremes of a Brownian bridge from one close to the next.
