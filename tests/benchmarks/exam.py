@@ -183,7 +183,7 @@ def unmasked(decided: Mapping[str, Sequence[Scored]]) -> Iterator[str]:
     """Yield what a mask does not hide, and print the outcomes."""
     verdicts = {}
     for name, own in decided.items():
-        outcome, compared = mean_of(own, "score"), compare(differences(own, decided["nothing"]), MOMENTS)
+        outcome, compared = mean_of(own), compare(differences(own, decided["nothing"]), MOMENTS)
         assert outcome is not None
         verdicts[name] = compared.verdict
         print(f"{name}: outcome {outcome.mean:+.2f} of the volatility, {compared.verdict} (holding nothing)")

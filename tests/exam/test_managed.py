@@ -169,5 +169,5 @@ def test_who_infers_manages_and_who_only_knows_page_and_code_does_not() -> None:
     edges = 8 * tuple(Edge) if is_nightly() else (Edge.OVERSHOOT, Edge.SQUEEZE, Edge.LEAD_LAG)
     shares = map(share_of_oracle, sat(lambda world: [Inferring(), Reading()], edges, "planted").values())
     inferring, reading = (share.share for share in shares if share is not None)
-    assert inferring > 0.6
-    assert reading < 0.4
+    assert inferring > 0.5
+    assert reading < 0.3

@@ -63,7 +63,7 @@ def test_moments_are_drawn_from_every_stratum_before_any_entrant_is_asked(data: 
 
 def test_outcome_is_the_result_of_the_decision_in_units_of_volatility(data: Path) -> None:
     async def decided() -> None:
-        room, seen = await room_of(data), list[str]()
+        room = await room_of(data)
         for number, moment in enumerate(room.draw("s", 6)):
             traders = (Nothing(), TrendTrader(1), TrendTrader(-1), TrendTrader(1, 2.0), TrendTrader(1, 4.0))
             idle, up, down, large, huge = await room.sit(number, moment, [entrant(each) for each in traders])
@@ -72,14 +72,6 @@ def test_outcome_is_the_result_of_the_decision_in_units_of_volatility(data: Path
                 assert idle.score == idle.value == 0
                 assert -0.004 < up.value + down.value < -0.0016  # opposite trades lose the costs of both
             assert abs(up.score - max(-4.0, up.value / room.volatility(moment.at))) < 1
-            assert room.beta("BTC", moment.at) == pytest.approx(1)
-            if up.answer.decided and moment.standing is None:
-                (symbol,) = {call.arguments["symbol"] for call in up.answer.decided[0].steps[0].calls}
-                if symbol == "BTC":  # the market's own move is nobody's selection: what is left are the costs
-                    assert -0.5 < up.selection < 0
-                    seen.append(symbol)
-
-        assert seen
 
     asyncio.run(decided())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.backtest.spec import conditions_of, params_of
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, argument_of, command, count_argument, table
@@ -38,7 +39,6 @@ from trader.exam.report import (
     exam_card,
     exam_result,
     outcome_rows,
-    pair_report,
     share_rows,
     summary,
 )
@@ -266,13 +266,17 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("exam compare", example="trader lab exam compare exam funding,sma-cross", arguments=_compare_arguments)
 def exam_compare(options: argparse.Namespace) -> Result:
-    """Print which of two entrants is better: overall, by a verdict that is valid at every look, and for each edge."""
+    """Print which of two entrants is better, by a verdict that is valid at every look, and their share of each edge."""
     plan, _ = read_plan(options.folder)
-    report = pair_report(plan, read_sittings(options.folder, plan), *options.pair)
-    lines = comparison_lines(report.comparisons, is_recorded=plan.recording is not None)
-    rows = [(edge, f"{each.states}", f"{each.mean:+.2f}") for edge, each in report.edges.items()]
-    lines = chain(lines, table(("edge", "states", "mean difference"), rows) if rows else ())
-    return Result(msgspec.to_builtins(report), lines)
+    if unknown := [name for name in options.pair if name not in plan.entrants]:
+        raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
+    result = exam_result(plan, read_sittings(options.folder, plan))
+    pair = replace(
+        result,
+        entrants=[each for each in result.entrants if each.entrant in options.pair],
+        comparisons=[each for each in result.comparisons if {each.first, each.second} == {*options.pair}],
+    )
+    return Result(msgspec.to_builtins(pair), _tables(pair))
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -333,14 +337,18 @@ def exam_relate(options: argparse.Namespace) -> Result:
     return Result(msgspec.to_builtins(found), [f"{line}, 95 % from {low:+.2f} to {high:+.2f}."], EXIT_DONE)
 
 
-def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
-    yield summary(plan, result)
+def _tables(result: ExamResult) -> Iterator[str]:
     is_recorded = result.recording_sha256 is not None
     if is_recorded:
-        yield from table(("entrant", "states", "outcome", "beyond the market"), outcome_rows(result))
+        yield from table(("entrant", "states", "outcome"), outcome_rows(result))
     else:
         yield from table(("entrant", *Edge, "share", "burned"), share_rows(result))
     yield from comparison_lines(result.comparisons, is_recorded=is_recorded)
+
+
+def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
+    yield summary(plan, result)
+    yield from _tables(result)
     for entrant in result.entrants:
         if entrant.cost_usd_per_state is not None:
             yield f"{entrant.entrant}: {entrant.cost_usd_per_state:.4f} USD per state"

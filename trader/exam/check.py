@@ -147,7 +147,7 @@ def _difference(given: Sitting, again: Sitting) -> str | None:
         return f"{place}: the decision is {_calls(given)}, and when asked again it is {_calls(again)}"
     if (given.answer.refused, given.answer.reasons) != (again.answer.refused, again.answer.reasons):
         return f"{place}: refused are {list(given.answer.refused)}, not {list(again.answer.refused)}"
-    for name in ("value", "risk", "score", "oracle", "selection"):
+    for name in ("value", "risk", "score", "oracle"):
         if abs(getattr(given, name) - getattr(again, name)) > _EQUAL:
             figures = f"{getattr(given, name):.9f}, and its decisions are worth {getattr(again, name):.9f}"
             return f"{place}: {name} is {figures}"

@@ -15,7 +15,6 @@ import numpy as np
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
-from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import OUTCOME_MAX
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide
@@ -34,11 +33,10 @@ HELD_FOR: Final = 120
 """The minutes for which an account has held its standing position."""
 
 _MEASURE: Final = "BTC"
-"""The market in whose volatility outcomes are measured, and whose move is the market's, where it is recorded."""
+"""The market in whose volatility outcomes are measured, where it is recorded."""
 
 _DAY: Final = 1440
 _HOUR: Final = 60
-_QUARTER: Final = 15
 _MINUTE_S: Final = 60
 _STANDING_WEIGHT: Final = 0.5
 _STANDING_STOP: Final = 0.1
@@ -159,24 +157,12 @@ class RecordedRoom:
     def volatility(self, at: int, symbol: str | None = None) -> float:
         """Return the deviation over the horizon of a market, from the minutes of the day before; by default of the one
         that measures."""
-        closes = self._day_before(symbol or self._measure, at)
-        return float(np.diff(np.log(closes)).std() * math.sqrt(self._minutes))
-
-    def beta(self, symbol: str, at: int) -> float:
-        """Return the beta of a market to the one that measures, from the quarters of an hour of the day before."""
-        own, other = (np.diff(np.log(self._day_before(name, at)[::_QUARTER])) for name in (symbol, self._measure))
-        return float(np.mean((own - own.mean()) * (other - other.mean())) / other.var()) if other.any() else 0.0
-
-    @property
-    def _measure(self) -> str:
-        return _MEASURE if _MEASURE in self._recordings else next(iter(self._recordings))
-
-    def _day_before(self, symbol: str, at: int) -> Floats:
-        """Return the closes of the day before a moment."""
-        recording = self._recordings[symbol]
+        measure = _MEASURE if _MEASURE in self._recordings else next(iter(self._recordings))
+        recording = self._recordings[symbol or measure]
         place = recording.place(at // _MINUTE_S)
         assert place is not None, "a moment is recorded"
-        return np.array(recording.minutes.close[place - _DAY : place])
+        closes = np.array(recording.minutes.close[place - _DAY : place])
+        return float(np.diff(np.log(closes)).std() * math.sqrt(self._minutes))
 
     async def sit(self, number: int, moment: RecordedMoment, entrants: Sequence[Examinee]) -> list[Sitting]:
         """Let every entrant decide in a moment, and score the outcomes. Raise like `decide`."""
@@ -187,8 +173,7 @@ class RecordedRoom:
         return [self._scored(number, moment, market, each) for each in decided]
 
     def _scored(self, number: int, moment: RecordedMoment, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
-        """Return the outcome of a decision in units of the volatility: net of costs and of what the markets drift, and
-        net of costs and of the market's own move."""
+        """Return the outcome of a decision in units of the volatility, net of costs and of what the markets drift."""
         last, account = market.span.stop - 1, decided.followed.account
         began = float(equity(decided.before, market.marks(moment.at)))
         closing = sum(
@@ -198,13 +183,9 @@ class RecordedRoom:
         gained = (float(equity(account, market.marks(last))) - closing) / began - 1
         carried = _exposures(decided, market, moment.at, began)
         drifted = sum(weight * self._drifts[symbol] for symbol, weight in carried.items())
-        volatility, followed = self.volatility(moment.at), self._measure
         risk = sum(abs(weight) * self.volatility(moment.at, symbol) for symbol, weight in carried.items())
-        score = (gained - drifted) / max(
-            volatility, risk
-        )  # as at a risk of one unit, so that no size gains from a clip
-        moved = float(market.mark(followed, last) / market.mark(followed, moment.at)) - 1
-        with_market = sum(weight * self.beta(symbol, moment.at) * moved for symbol, weight in carried.items())
+        # A larger risk than one unit counts as one, so that no size gains from a clip.
+        score = (gained - drifted) / max(self.volatility(moment.at), risk)
         return Sitting(
             state=number,
             entrant=decided.before.id,
@@ -213,7 +194,6 @@ class RecordedRoom:
             value=gained,
             risk=risk,
             score=min(max(score, -OUTCOME_MAX), OUTCOME_MAX),
-            selection=float(np.clip((gained - with_market) / volatility, -OUTCOME_MAX, OUTCOME_MAX)),
             oracle=0.0,
             answer=decided.answer,
         )

@@ -11,7 +11,6 @@ import numpy as np
 
 from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
-from trader.core.errors import SettingsError
 from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.managed import RESPONSES, STEPS
 from trader.exam.domain.scores import (
@@ -48,7 +47,7 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     """The results of an entrant in the states in which it has decided.
 
     `share` and `shares` (by edge) are None where no oracle earned anything, `burnt_bp` without null worlds, `outcome`
-    and `selection` in worlds, `agreement` with a single sample, and costs and tokens for code.
+    in worlds, `agreement` with a single sample, and costs and tokens for code.
     """
 
     entrant: str
@@ -59,7 +58,6 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     sizes: dict[Edge, Sizes]
     burnt_bp: MeanOfStates | None
     outcome: MeanOfStates | None
-    selection: MeanOfStates | None
     agreement: float | None
     refusals: dict[str, int]
     reasons: dict[str, str]
@@ -109,13 +107,6 @@ class ExamCard(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
     code: CodeDigest
     result: ExamResult
     digests: CardDigests
-
-
-class PairReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The comparison of two entrants, in all and edge by edge."""
-
-    comparisons: list[PairResult]
-    edges: dict[Edge, PairComparison]
 
 
 def exam_result(plan: ExamPlan, sittings: Sequence[Sitting]) -> ExamResult:
@@ -203,8 +194,7 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
         shares={edge: share for edge, share in shares.items() if share is not None},
         sizes={edge: sizes(each for each in own if each.answer.decided) for edge, own in by_edge.items() if own},
         burnt_bp=burnt([each for each in sittings if each.kind == "null"]),
-        outcome=mean_of(recorded, "score"),
-        selection=mean_of(recorded, "selection"),
+        outcome=mean_of(recorded),
         agreement=agreement(sittings, samples) if samples > 1 else None,
         refusals=dict(Counter(rule for each in sittings for rule in each.answer.refused)),
         reasons={rule: why for each in sittings for rule, why in each.answer.reasons.items()},
@@ -213,30 +203,11 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
     )
 
 
-def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second: str) -> PairReport:
-    """Return the comparison of two entrants, in all and edge by edge.
-
-    :raises SettingsError: one did not take part
-    """
-    if unknown := [name for name in (first, second) if name not in plan.entrants]:
-        raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
-    first, second = sorted((first, second), key=plan.entrants.index)
-    by_entrant = {name: [each for each in sittings if each.entrant == name] for name in plan.entrants}
-    ours, theirs = by_entrant[first], by_entrant[second]
-    parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
-    paired = {edge: differences(part, theirs, plan.samples) for edge, part in parts.items()}
-    compared = {edge: compare(each, plan.bound) for edge, each in paired.items() if each}
-    return PairReport(
-        comparisons=[each for each in _comparisons(plan, by_entrant) if {each.first, each.second} == {first, second}],
-        edges=dict(zip(compared, together(list(compared.values())), strict=True)),
-    )
-
-
 def outcome_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of outcomes for each entrant, in units of the horizon's volatility."""
     for entrant in result.entrants:
-        figures = [each and _cell(each.mean, each.interval, 3) for each in (entrant.outcome, entrant.selection)]
-        yield entrant.entrant, f"{entrant.states}", *(each or "–" for each in figures)
+        outcome = entrant.outcome
+        yield entrant.entrant, f"{entrant.states}", _cell(outcome.mean, outcome.interval, 3) if outcome else "–"
 
 
 def share_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:

@@ -48,7 +48,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what it
     changed, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
     `sample` counts the decisions of one entrant in one state from 0. In moments of a recording, `value` is the gain,
-    and `score` and `selection` are in units of the volatility: net of drift, and net of beta times the market.
+    and `score` is net of drift, in units of the volatility.
     """
 
     state: int
@@ -59,7 +59,6 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     risk: BoundedScore
     score: BoundedScore
     oracle: BoundedScore
-    selection: BoundedScore = 0.0
     sample: int = 0
 
 
@@ -102,9 +101,9 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     return Share(count, share, interval_of(scores / USUAL_VALUE, LOSS_MAX, GAIN_MAX, oracles / USUAL_VALUE, GAIN_MAX))
 
 
-def mean_of(scored: Sequence[Scored], name: Literal["score", "selection"]) -> MeanOfStates | None:
-    """Return the mean of a figure over the states; None without any."""
-    return _figure(_of_states(scored, name), OUTCOME_MAX, OUTCOME_MAX)
+def mean_of(scored: Sequence[Scored]) -> MeanOfStates | None:
+    """Return the mean score in moments of a recording; None without any."""
+    return _figure(_of_states(scored, "score"), OUTCOME_MAX, OUTCOME_MAX)
 
 
 def burnt(scored: Sequence[Scored]) -> MeanOfStates | None:
@@ -119,7 +118,7 @@ def _figure(values: Returns, loss: float, gain: float) -> MeanOfStates | None:
     return MeanOfStates(float(values.mean()) + 0.0, interval_of(values, loss, gain))  # no negative zero
 
 
-def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
+def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle"]) -> Returns:
     """Return the figure of each state; several samples count as their mean."""
     states = _by_state(scored).values()
     return np.array([math.fsum(getattr(each, name) for each in samples) / len(samples) for samples in states])

@@ -335,13 +335,10 @@ class _Drawing:
         elif 0 in pattern.telltale and rng.random() < 0.5:
             is_regular, marks = True, [pattern.telltale.index(0)]
         gross = self._gross(market, self._strength)
-        planned = {"planted": gross, "null": 0.0, "reversed": -gross}[self._kind]
-        self._side, direction = self._occur(
-            pattern, (self._moved, market), (gross, planned), often, marks, is_regular=is_regular
-        )
+        self._side, direction = self._occur(pattern, (self._moved, market), gross, often, marks, is_regular)
         if edge is Edge.DRAIN:
             self._standing, self._stands_in = -direction, market
-            if planned and self._side != self._standing and not self._is_managed:
+            if self._kind != "null" and self._side != self._standing and not self._is_managed:
                 reached = np.minimum(np.arange(1.0, HORIZON + 1) / pattern.lasts, 1.0)
                 self._closing[market] += 2 * float(self._costs.of_fill[market]) * reached
 
@@ -353,52 +350,43 @@ class _Drawing:
                 pattern = self._patterns[_ASIDE[rng.integers(len(_ASIDE))]]
                 strength = _ASIDE_MOST * rng.random() ** 3 * (rng.random() < 0.5 and self._kind != "null")
                 drift = strength * float(self._usual[market]) * math.sqrt(HORIZON)
-                often = int(rng.integers(*_OFTEN))
-                self._occur(pattern, (market, market), (drift, drift), often, (0, 1), is_regular=True)
+                self._occur(pattern, (market, market), drift, int(rng.integers(*_OFTEN)), (0, 1), True)
 
     def _occur(
-        self,
-        pattern: Pattern,
-        markets: tuple[int, int],
-        drifts: tuple[float, float],
-        often: int,
-        marks: Sequence[int],
-        *,
-        is_regular: bool,
+        self, pattern: Pattern, markets: tuple[int, int], drift: float, often: int, marks: Sequence[int], regular: bool
     ) -> tuple[int, int]:
-        """Let a pattern occur before each of the times when something may follow, and `often` before the state.
+        """Let a pattern occur before each of the times when the law may respond, and `often` before the state.
 
-        `markets` are the one that moves and the one that responds, `drifts` the sizes of the responses before the state
-        and of those of the law (negative: the opposite follows), and `marks` the volumes on which the law's may occur
-        (0: high, 1: low). Return the sign of the law's first response, and the direction of the move before it.
+        `markets` are the one that moves and the one that responds, `drift` is the size of a response, and `marks` are
+        the volumes on which the law's may occur (0: high, 1: low). Return the sign of the law's first response, and
+        the direction of the move before it.
         """
         rng, sign, (_, responds) = self._rng, int(self._rng.choice((-1, 1))), markets
-        firsts = list[tuple[int, int]]()
+        firsts, lasts, law = (
+            list[tuple[int, int]](),
+            pattern.lasts,
+            {"null": 0, "planted": 1, "reversed": -1}[self._kind],
+        )
         for begins in self._begins:
-            direction, mark = int(rng.choice((-1, 1))), int(rng.choice(marks))
-            self._show(pattern, markets, RECENT + begins, direction, mark)
-            side = direction * sign * pattern.telltale[mark] * int(np.sign(drifts[1]))
-            until = begins + pattern.lasts
-            self._drift[responds, begins:until] = side * abs(drifts[1]) / pattern.lasts
-            self._unrest[responds, begins:until] = pattern.unrest
+            direction, mark = self._show(pattern, markets, RECENT + begins, int(rng.choice(marks)))
+            side = law * direction * sign * pattern.telltale[mark]
+            self._drift[responds, begins : begins + lasts] = side * drift / lasts
+            self._unrest[responds, begins : begins + lasts] = pattern.unrest
             firsts.append((side, direction))
         begins, length = RECENT, pattern.push_minutes + pattern.since + pattern.calm
         for mark in rng.permutation(np.arange(often) % 2).tolist():
-            begins -= length + pattern.lasts + int(rng.integers(2 * OLD_STEP))
+            begins -= length + lasts + int(rng.integers(2 * OLD_STEP))
             begins -= begins % OLD_STEP  # responses begin with a candle of 15 minutes, as the state does
             if begins < length:
                 break
-            direction = int(rng.choice((-1, 1)))
-            self._show(pattern, markets, begins, direction, mark)
-            side = direction * sign * pattern.telltale[mark] if is_regular else int(rng.choice((-1, 1)))
-            drift = side * drifts[0] / pattern.lasts / float(self._usual[responds])
-            self._pushes[responds, begins : begins + pattern.lasts] += drift
+            direction, _ = self._show(pattern, markets, begins, mark)
+            side = direction * sign * pattern.telltale[mark] if regular else int(rng.choice((-1, 1)))
+            self._pushes[responds, begins : begins + lasts] += side * drift / lasts / float(self._usual[responds])
         return firsts[0]
 
-    def _show(self, pattern: Pattern, markets: tuple[int, int], begins: int, direction: int, mark: int) -> None:
-        """Let a pattern occur before the minute in which the response to it begins."""
-        moved, responds = markets
-        last = begins - pattern.since
+    def _show(self, pattern: Pattern, markets: tuple[int, int], begins: int, mark: int) -> tuple[int, int]:
+        """Let a pattern occur before the minute in which the response to it begins; return its direction and mark."""
+        (moved, responds), last, direction = markets, begins - pattern.since, int(self._rng.choice((-1, 1)))
         first = last - pattern.push_minutes
         self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
         self._scales[responds, begins : begins + pattern.lasts] *= pattern.unrest
@@ -408,6 +396,7 @@ class _Drawing:
         if begins > RECENT:  # so that a move in either direction has no expectation
             self._pushes[moved, last - 1] -= size**2 / 2 * self._usual[moved]
         self._volumes[moved, first : max(begins, last + 1)] = (pattern.volume, pattern.dried_up)[mark]
+        return direction, mark
 
     def _variances(self) -> tuple[Floats, Floats]:
         """Return the variance of each step relative to the usual, and the expected one of each minute from the state
