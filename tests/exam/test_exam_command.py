@@ -133,17 +133,16 @@ async def test_a_browser_shows_the_shares_the_pairs_and_the_examples_of_an_exam(
     entrant = result["entrants"][0]
     async with opened_report(out / "report.html", tmp_path) as tab:
         heads, *shares = await rows_of(tab, entrant["entrant"])
-        assert (heads[0], heads[1], heads[3:]) == ("edge", "share", ["states", "size", "oversized"])
-        assert [(row[0], row[3]) for row in shares] == [
+        assert (heads[:3], heads[4:]) == (["edge", "what precedes it", "share"], ["states", "size", "oversized"])
+        assert [(row[0], row[4]) for row in shares] == [
             *((edge, str(share["states"])) for edge, share in entrant["shares"].items()),
             ("all", str(entrant["share"]["states"])),
         ]
-        assert float(shares[-1][1]) == pytest.approx(entrant["share"]["share"], abs=0.006)
+        assert float(shares[-1][2]) == pytest.approx(entrant["share"]["share"], abs=0.006)
         _, pair = await rows_of(tab, "Pairs")
         assert pair[:4] == ["trendsurfer-rules", "nothing", result["comparisons"][0]["verdict"], "10"]
-        assert await tab.evaluate("document.querySelectorAll('polyline').length") == 2, (
-            "the best and the worst decision"
-        )
+        charts = "document.querySelectorAll('svg:has(polyline + polyline)').length"
+        assert await tab.evaluate(charts) == 2, "the best and the worst decision, each with what followed"
 
 
 def test_interrupted_exam_goes_on_where_it_was_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,11 +273,11 @@ def test_the_second_part_is_decided_in_steps_reported_and_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exam"
-    assert exam(out, "--variant", "Contrarian", "--managed", "--json", states=2) == 0
+    assert exam(out, "--variant", "Trendsurfer", "--managed", "--json", states=2) == 0
     assert orjson.loads(capsys.readouterr().out)["managed"]
     assert main(["exam", "report", str(out)]) == 0
     assert "in 12 steps, 30m apart" in capsys.readouterr().out
-    assert exam(out, "--variant", "Contrarian", states=2) == main(["exam", "check", str(out)]) == 0
+    assert exam(out, "--variant", "Trendsurfer", states=2) == main(["exam", "check", str(out)]) == 0
     rows = sittings(out)
     decided = next(row["answer"]["decided"] for row in rows if len(row["answer"].get("decided", ())) > 1)
     del decided[-1]
@@ -367,26 +366,10 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
 
 
 @pytest.mark.processes
-def test_processes_and_workers_of_a_cluster_decide_as_one_process_does(tmp_path: Path) -> None:
+def test_processes_decide_as_one_process_does(tmp_path: Path) -> None:
     assert exam(tmp_path / "here", "--variant", "Sovereign", states=5) == 0
     assert exam(tmp_path / "processes", "--variant", "Sovereign", "--workers", "2", states=5) == 0
     assert sittings(tmp_path / "here") == sittings(tmp_path / "processes")
-    distributed = pytest.importorskip("distributed")
-    options = {"processes": False, "n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(protocol="tcp", host="127.0.0.1", **options) as cluster:
-        address = ("--cluster", cluster.scheduler_address)
-        assert exam(tmp_path / "there", "--variant", "Sovereign", *address, states=5) == 0
-    assert sittings(tmp_path / "here") == sittings(tmp_path / "there")
-
-
-def test_an_unreachable_cluster_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("distributed")
-    monkeypatch.setattr("trader.backtest.workers.CONNECT_TIMEOUT_S", 0.1)
-    assert exam(tmp_path / "exam", "--variant", "Sovereign", "--cluster", "tcp://127.0.0.1:1") == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
-    assert not (tmp_path / "exam").exists()
 
 
 def of_entrants(rows: list[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:

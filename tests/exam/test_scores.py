@@ -185,8 +185,8 @@ def test_sizes_agreement_and_burnt_costs() -> None:
 
     scored = [decided(1, -0.001, 0.02, 0), decided(2, 0, 0, 0), decided(3, -0.002, 0.005, 0)]
     assert burnt(scored) == MeanOfStates(10.0, None)
-    assert sizes(scored) == Sizes(1.25, 0.5, 0.5)
-    assert sizes(scored[1:2]) == Sizes(None, 0, 0)
+    assert sizes(scored) == Sizes(1.25, 0.5)
+    assert sizes(scored[1:2]) == Sizes(None, 0)
     assert share_of_oracle(scored) is None
     twice = [
         decided(1, 0.9, 0.01, 1),

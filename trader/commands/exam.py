@@ -96,8 +96,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", action="store_true", help=batch)
     workers = os.cpu_count() or 1
     add("--workers", type=count_argument, default=workers, metavar="N", help="processes for entrants that are code")
-    cluster = "a Dask scheduler whose workers run entrants that are code; they need the same files"
-    add("--cluster", metavar="ADDRESS", help=cluster)
     add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
@@ -149,7 +147,6 @@ def _spec_of(options: argparse.Namespace) -> ExamSpec:
         compare=options.compare,
         workers=options.workers,
         concurrency=options.concurrency,
-        cluster=options.cluster,
     )
 
 

@@ -63,8 +63,7 @@ class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An exam in the folder `out`: its conditions, who takes it, and its states.
 
     In `managed` worlds they decide in several steps. `compare` is the pair whose verdict ends it. Code decides in
-    `workers` processes or on the workers of the Dask scheduler at `cluster`, AI models in `concurrency` states at once.
-    `sample` counts the passes through the states.
+    `workers` processes, AI models in `concurrency` states at once. `sample` counts the passes through the states.
     """
 
     conditions: Conditions
@@ -81,7 +80,6 @@ class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
     compare: tuple[str, str] | None = None
     workers: int = 1
     concurrency: int = 1
-    cluster: str | None = None
 
 
 class Examined(NamedTuple):

@@ -3,18 +3,22 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from trader.agents.domain.tools import ClosePosition, CreatePosition, Holding, PlaceOrder
+import numpy as np
+
+from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, PlaceOrder, UpdateExitPlan
 from trader.api.dashboard.reports import report_page
-from trader.core.clock import iso, moment_of
+from trader.core.clock import epoch_second, iso, moment_of
+from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import BASIS_POINTS
 from trader.exam.domain.worlds import RECENT, Edge, World
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_of, world_room
-from trader.exam.report import ExamResult, summary
+from trader.exam.report import MANAGED_WORDS, ExamResult, summary
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720
 _SAID_MAX: Final = 600
+_KINDS: Final = {"planted": "an edge", "null": "no edge this time", "reversed": "the opposite of an edge"}
 
 
 def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
@@ -24,7 +28,13 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
     return report_page(
         "exam",
         "Exam",
-        {"summary": summary(plan, result), "result": result, "isRecorded": is_recorded, "examples": examples},
+        {
+            "summary": summary(plan, result),
+            "result": result,
+            "managed": MANAGED_WORDS if result.managed else "",
+            "isRecorded": is_recorded,
+            "examples": examples,
+        },
     )
 
 
@@ -38,19 +48,24 @@ def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Itera
 
 
 def _example(sitting: Sitting, world: World) -> dict[str, Any]:
-    symbol, closes = world.symbols[world.market], world.recent[world.market].close
+    symbol, closes, law = world.symbols[world.market], world.recent[world.market].close, world.law
+    minutes = law.drift.shape[1]
+    follows = closes[RECENT : RECENT + minutes]  # or what is expected to, where prices stand still
+    if minutes == HORIZON:
+        follows = closes[RECENT - 1] * np.exp(np.cumsum(law.drift[world.market]))
     side = {1: "long", -1: "short", 0: "nothing"}[world.side]
     best = f"{side} in {symbol}" if world.side else side
     stands = f", with a standing {'long' if world.standing > 0 else 'short'} in {world.symbols[world.stands_in]}"
     return {
         "entrant": sitting.entrant,
         "state": sitting.state,
-        "edge": ("ordinary hours" if world.edge is None else f"{world.edge} ({world.kind})")
+        "edge": ("ordinary hours" if world.edge is None else f"{world.edge}, {_KINDS[world.kind]}")
         + (stands if world.standing else ""),
         "symbol": symbol,
         "until": iso(moment_of(world.state)),
-        "closes": [float(f"{close:.6g}") for close in closes[RECENT - _SHOWN_MINUTES : RECENT]],
-        "decided": _decision_words(sitting),
+        "closes": [float(f"{close:.6g}") for close in (*closes[RECENT - _SHOWN_MINUTES : RECENT], *follows)],
+        "followed": minutes,
+        "decided": _decision_words(sitting, world),
         "scoreBp": BASIS_POINTS * sitting.score,
         "oracleBp": BASIS_POINTS * sitting.oracle,
         "best": "close the position" if world.edge is Edge.DRAIN and world.side not in (0, world.standing) else best,
@@ -58,19 +73,20 @@ def _example(sitting: Sitting, world: World) -> dict[str, Any]:
     }
 
 
-def _decision_words(sitting: Sitting) -> str:
-    calls = [call for decided in sitting.answer.decided for step in decided.steps for call in step.calls]
+def _decision_words(sitting: Sitting, world: World) -> str:
     words = []
-    for decision in (call.decision for call in calls):
-        match decision:
-            case CreatePosition():
-                words.append(f"{decision.side.lower()} {decision.quantity:g} {decision.symbol}, stop {decision.stop:g}")
-            case PlaceOrder():
-                words.append(f"{decision.side} {decision.quantity:g} {decision.symbol}")
-            case ClosePosition():
-                words.append(f"close {decision.symbol}")
-            case Holding():
-                pass
-            case _:
-                words.append(type(decision).__name__)
-    return ", ".join(words)
+    for decided in sitting.answer.decided:
+        said = list(filter(None, (_words(call.decision) for step in decided.steps for call in step.calls)))
+        minutes = (epoch_second(decided.started_at) - world.state) // 60
+        words += [f"after {minutes} minutes: {', '.join(said)}" if minutes else ", ".join(said)] if said else []
+    refused = [f"refused: {why}" for why in sitting.answer.reasons.values()]
+    return "; ".join([*words, *refused])
+
+
+def _words(decision: Decision) -> str:
+    match decision:
+        case CreatePosition() | PlaceOrder():
+            return f"{decision.side.lower()} {decision.quantity:g} {decision.symbol}"
+        case ClosePosition():
+            return f"close {decision.symbol}"
+    return "" if isinstance(decision, Holding | UpdateExitPlan) else type(decision).__name__

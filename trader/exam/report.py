@@ -251,12 +251,12 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     first, second = (own[name] for name in ((pair.second, pair.first) if is_turned else (pair.first, pair.second)))
     unit = "of what was there" if result.recording_sha256 is None else "times the volatility in a state"
     words = [f"{first.entrant} earned {_earned(first)} {unit}, {second.entrant} {_earned(second)}."]
+    gaps = [(share.share - second.shares[edge].share, edge) for edge, share in first.shares.items()]
+    most = [f"{edge} ({gap:+.2f})" for gap, edge in sorted(gaps, reverse=True)[:2] if gap > 0]
+    after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
     if pair.verdict == UNDECIDED:
-        words.append(f"After {pair.states} states neither can be called better.")
+        words.append(f"{first.entrant} leads {after}, but neither can be called better yet.")
     else:
-        gaps = {edge: share.share - second.shares[edge].share for edge, share in first.shares.items()}
-        most = [f"{edge} ({gaps[edge]:+.2f})" for edge in sorted(gaps, key=lambda edge: -gaps[edge])[:2]]
-        after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
         words.append(f"{first.entrant} is better than {second.entrant} {after}.")
     if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
         words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")

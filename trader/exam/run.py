@@ -1,9 +1,9 @@
-"""Run of an exam: the entrants decide in every state that has no decision yet, here, in processes, or on a cluster."""
+"""Run of an exam: the entrants decide in every state that has no decision yet, here or in processes."""
 
 import asyncio
 import multiprocessing
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from decimal import Decimal
@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.backtest.answers import AskingEnded
-from trader.backtest.workers import client_of
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.domain.scores import UNDECIDED
@@ -64,9 +63,6 @@ async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
             for line in examined.chosen.agent_lines:
                 listener.say(line)
             if not is_begun(spec.out):
-                if own.cluster:  # an unreachable one is refused before anything is written
-                    async with client_of(own.cluster):
-                        pass
                 plan, secret = new_plan(own, examined)
                 begin(spec.out, register(spec.out, plan, secret), secret)
             ended = await _sample(own, examined, listener)
@@ -110,9 +106,8 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
         spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
         sat = {sitting.state for sitting in sheet.sittings if sitting.sample == spec.sample}
         left = [state for state in plan.states if state.number not in sat]
-        decided = await stack.enter_async_context(
-            aclosing(_way_of(spec, examined)(spec, examined, plan.seed(secret), left))
-        )
+        decide = _by_processes if examined.is_code and spec.workers > 1 else _in_this_process
+        decided = await stack.enter_async_context(aclosing(decide(spec, examined, plan.seed(secret), left)))
         try:
             async for sittings in decided:
                 sheet.add([replace(each, sample=spec.sample) for each in sittings])
@@ -185,33 +180,6 @@ async def _by_processes(
         finally:
             for future in futures:
                 future.cancel()
-
-
-async def _by_cluster(
-    spec: ExamSpec, examined: Examined, secret: str, states: Sequence[ExamState]
-) -> AsyncGenerator[list[Sitting]]:
-    """Yield the decisions of chunks of states, in order, made by the workers of a Dask cluster."""
-    assert spec.cluster is not None, "states are decided on a cluster"
-    async with client_of(spec.cluster) as client:
-        futures = [client.submit(sit_alone, spec, secret, part, pure=False) for part in _chunks(states, _CHUNK)]
-        for future in futures:
-            yield msgspec.json.decode(await future, type=list[Sitting])
-
-
-def _way_of(spec: ExamSpec, examined: Examined) -> "SitThrough":
-    """Return where states are decided: on a cluster, in processes, or here.
-
-    :raises SettingsError: a cluster cannot decide for others than code
-    """
-    if spec.cluster and not examined.is_code:
-        raise SettingsError(["--cluster: only for rule agents and strategies; models are asked from here"])
-    if spec.cluster:
-        return _by_cluster
-    return _by_processes if examined.is_code and spec.workers > 1 else _in_this_process
-
-
-SitThrough = Callable[[ExamSpec, Examined, str, Sequence[ExamState]], AsyncGenerator[list[Sitting]]]
-"""Yields the decisions of states, in order."""
 
 
 def sit_alone(spec: ExamSpec, secret: str, states: Sequence[ExamState]) -> bytes:

@@ -33,8 +33,8 @@ STATES_MIN: Final = 20
 ENTRANTS_MIN: Final = 5
 """The entrants that a rank correlation needs."""
 
-SIZED: Final = (0.8, 1.25)
-"""Sizes between these count as the oracle's."""
+OVERSIZED: Final = 1.25
+"""The size from which on a position is larger than the oracle's."""
 
 BASIS_POINTS: Final = 1e4
 
@@ -78,13 +78,10 @@ class Share(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
 
 class Sizes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """How large an entrant's positions were, relative to the oracle's; `median` None: it never held any.
-
-    `under` and `over` are the shares of states with a position that was smaller or larger than the oracle's.
-    """
+    """How large an entrant's positions were, relative to the oracle's, and which part of them was larger; `median`
+    None: it never held any."""
 
     median: float | None
-    under: float
     over: float
 
 
@@ -162,10 +159,7 @@ def interval_of(
 def sizes(scored: Iterable[Scored]) -> Sizes:
     """Return how large positions were, relative to the risk budget."""
     held = np.array([each.risk / RISK_BUDGET for each in scored if each.risk > 0])
-    if not len(held):
-        return Sizes(None, 0.0, 0.0)
-    low, high = SIZED
-    return Sizes(float(np.median(held)), float((held < low).mean()), float((held > high).mean()))
+    return Sizes(float(np.median(held)), float((held > OVERSIZED).mean())) if len(held) else Sizes(None, 0.0)
 
 
 def noise(scored: Iterable[Scored]) -> float:

@@ -6,29 +6,41 @@ import { html } from './lib.js'
 import { Section, Sheet, figure, interval, text } from './report.js'
 
 const WORDS = `A share is the expected value of an entrant's decisions over that of a decision maker who knows the law of each
-  state, costs included: 1 is all of it, 0 is what holding nothing earns. The exam measures whether a model finds structure
+  state, costs included: 1 is all of it, 0 is what holding nothing earns, as the entrant "nothing" does. The exam measures whether a model finds structure
   that is there and pays nothing where there is none. It does not promise profit.`
 const RECORDED = `Every entrant decided in the same moments of a recording, with the same account, which every second time held
   a position. The noise of the market is in these outcomes. They do not promise profit.`
+const SIZES = `A size of 1 is the whole risk budget: a deviation of 1 % of equity over four hours. Gains at more than that count
+  as at 1, losses in full; "oversized" is the part of positions above 1.25. More than 2 is refused, and counts as the
+  largest loss.`
+const EDGES = {
+  breakout: 'calm, then a move',
+  overshoot: 'a run that accelerates',
+  squeeze: 'long calm, then a push',
+  news: 'a jump',
+  lead_lag: 'a move of another market',
+  carry: 'a high funding rate',
+  drain: 'a move against what the account holds',
+  all: 'everything, with the states where nothing pays',
+}
 const WIDTH = 640
 const HEIGHT = 140
 
 export function Report({ data }) {
-  const { summary, result, examples, isRecorded } = data
+  const { summary, result, managed, examples, isRecorded } = data
   const { entrants, horizon } = result
   const unit = `In units of the volatility of ${horizon}, net of costs`
   const bounds = scaleOfRows(entrants.flatMap(sharesOf))
   const pairs = result.comparisons.map(one => ({ ...one, value: one.mean }))
   return html`<h1>Exam</h1>
     <p><strong>${summary}</strong></p>
-    <p>${result.states} of ${result.planned} states. ${isRecorded ? RECORDED : WORDS}</p>
+    <p>${result.states} of ${result.planned} states. ${isRecorded ? RECORDED : WORDS} ${managed}</p>
     ${
       isRecorded
-        ? html`<${Figures} title="Outcomes" words=${`${unit} and drift.`} entrants=${entrants} of="outcome" places=${3} />
-          <${Figures} title="Beyond the market" entrants=${entrants} of="selection" places=${3}
-            words=${`${unit} and of beta times the move of BTC: what choosing markets earned.`} />`
-        : html`${entrants.map(one => html`<${Profile} key=${one.entrant} one=${one} bounds=${bounds} />`)}
-          <${Figures} title="Burned where nothing pays" words="Basis points of equity per state." entrants=${entrants}
+        ? html`<${Figures} title="Outcomes" words=${`${unit} and drift.`} entrants=${entrants} of="outcome" places=${3} />`
+        : html`<p>${SIZES}</p>${entrants.map(one => html`<${Profile} key=${one.entrant} one=${one} bounds=${bounds} />`)}
+          <${Figures} title="Burned where nothing pays" words="What decisions cost where no trade could earn: basis
+            points of equity per state." entrants=${entrants}
             of="burntBp" places=${1} />`
     }
     <${Section} title="Pairs" words="The verdicts hold at every look: that of a registered pair by itself, all others as one
@@ -48,7 +60,8 @@ export function Report({ data }) {
       ]} /></${Section}>
     ${
       !isRecorded &&
-      html`<${Section} title="Examples" words="Each entrant's best and worst decision."><div class="cards">
+      html`<${Section} title="Examples" words="Each entrant's best and worst decision. The line at
+        the right shows what followed, as expected by the law or, in the second part, as it was drawn."><div class="cards">
       ${examples.map((one, place) => html`<${Example} key=${place} ...${one} />`)}</div></${Section}>`
     }`
 }
@@ -75,7 +88,8 @@ const scaleOfRows = rows =>
 const intervals = (bounds, places) =>
   interval(bounds.map(bound => signed(bound, places)).join(' to '), bounds, ({ value, interval }) => {
     const [low, high] = interval ?? []
-    return { value, low, high, unit: '', places }
+    const told = interval && `${signed(low, places)} to ${signed(high, places)}`
+    return { value, low, high, unit: '', places, told }
   })
 
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */
@@ -90,6 +104,7 @@ function Profile({ one, bounds }) {
   return html`<${Section} title=${one.entrant} words=${notes.join('; ')}>
     <${Sheet} label=${one.entrant} rows=${sharesOf(one)} columns=${[
       text('edge', 'edge'),
+      text('edge', 'what precedes it', row => EDGES[row.edge]),
       figure('share', 'share', value => signed(value)),
       intervals(bounds, 1),
       figure('states', 'states'),
@@ -111,16 +126,21 @@ function Figures({ title, words, entrants, of, places }) {
 }
 
 /** What an entrant saw in a state, decided and said, and what the oracle would have decided. */
-function Example({ entrant, state, edge, symbol, until, closes, decided, scoreBp, oracleBp, best, said }) {
+function Example({ entrant, state, edge, symbol, until, closes, followed, decided, scoreBp, oracleBp, best, said }) {
   const [low, high] = [Math.min(...closes), Math.max(...closes)]
   const points = closes.map(
     (close, place) => `${(place / (closes.length - 1)) * WIDTH},${((high - close) / (high - low || 1)) * HEIGHT}`,
   )
   return html`<div class="card panel"><h3>${isolated(entrant)}, state ${state}: ${edge}</h3>
-    <p>${symbol}, the twelve hours until ${until}</p>
+    <p>${symbol} from ${number(low)} to ${number(high)}: the twelve hours until ${until}, and ${followed / 60} hours after it</p>
     <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} width="100%" height=${HEIGHT} preserveAspectRatio="none" role="img">
-      <title>${low} to ${high}</title><polyline points=${points.join(' ')} fill="none" stroke="currentColor"
-        vector-effect="non-scaling-stroke" /></svg>
+      <title>${low} to ${high}</title>${[points.slice(0, -followed), points.slice(-followed - 1)].map(
+        (
+          part,
+          place,
+        ) => html`<polyline key=${place} points=${part.join(' ')} fill="none" vector-effect="non-scaling-stroke"
+        stroke=${place ? 'var(--gain)' : 'currentColor'} />`,
+      )}</svg>
     <p>Decided: ${decided || 'nothing'}; scores ${signed(scoreBp, 1)} bp of equity; the oracle ${signed(oracleBp, 1)} bp.
       Oracle: ${best}.</p>
     ${said && html`<blockquote>${said}</blockquote>`}</div>`
