@@ -203,6 +203,23 @@ def test_samples_of_a_state_are_asked_separately_and_compared(
     assert provider.requests == 12  # two steps each
 
 
+@pytest.mark.slow
+def test_models_decide_in_every_step_of_the_second_part(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = ("--models", str(models), "--budget-usd", "1", "--managed", "--json")
+    assert exam(tmp_path / "exam", *asking, states=1) == 0
+    assert provider.requests >= 12
+    assert len(sittings(tmp_path / "exam")[0]["answer"]["decided"]) == 12
+    assert main(["exam", "check", str(tmp_path / "exam")]) == 0
+    asked = provider.requests
+    (tmp_path / "exam" / "sittings.jsonl").write_bytes(b"")
+    assert exam(tmp_path / "exam", *asking, states=1) == 0
+    assert provider.requests == asked, "an interrupted state takes its answers from the cassette"
+    assert main(["exam", "plan", "--managed", "--json"]) == 0
+    assert orjson.loads(capsys.readouterr().out.splitlines()[-1])["decisions"] % 24 == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -255,7 +255,8 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     most = [f"{edge} ({gap:+.2f})" for gap, edge in sorted(gaps, reverse=True)[:2] if gap > 0]
     after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
     if pair.verdict == UNDECIDED:
-        words.append(f"{first.entrant} leads {after}, but neither can be called better yet.")
+        leads = f"{first.entrant} leads {after}, but neither" if pair.mean else f"After {pair.states} states neither"
+        words.append(f"{leads} can be called better yet.")
     else:
         words.append(f"{first.entrant} is better than {second.entrant} {after}.")
     if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
