@@ -55,6 +55,12 @@ def test_the_oracle_holds_each_response_and_pays_for_it() -> None:
         np.ones((2, MINUTES + 1)), np.zeros((2, MINUTES)), np.array([0.0, 0.002]), np.full(2, FILL), DEVIATION
     )
     assert funded.oracle(()) == pytest.approx(ONE[1] * (6 * 0.002 - 2 * FILL) / RESPONSES)
+    minute = float(np.expm1(DEVIATION[0] / 30))
+    for trades, gained in (
+        ([Trade(10.5, 0, 0.5, 0.001), Trade(25, 0, -0.5, 0.002)], 0.5 * 15 * minute - 0.003),
+        ([Trade(31, 1, 0.5, 0.001)], -0.001 - 0.5 * FILL),
+    ):
+        assert still.judge(trades, (), USUAL_VALUE).value == pytest.approx(gained / RESPONSES)
     stood = (PlannedPosition(1, 1, 0.4),)
     rest = RISK_BUDGET / DEVIATION[1] - 0.4
     assert funded.oracle(stood) == pytest.approx((0.4 * 6 * 0.002 + rest * (6 * 0.002 - 2 * FILL)) / RESPONSES)

@@ -30,7 +30,6 @@ from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
     CARD_FILE,
     CARD_SCHEMA_FILE,
-    MANAGED_WORDS,
     REPORT_FILE,
     ExamResult,
     card_schema,
@@ -357,6 +356,4 @@ def _lines(plan: ExamPlan, result: ExamResult) -> Iterator[str]:
                 f"{count} by {rule} ({entrant.reasons.get(rule, rule)})" for rule, count in entrant.refusals.items()
             )
             yield f"{entrant.entrant} was refused: {', '.join(said)}"
-    if result.managed:
-        yield MANAGED_WORDS
     yield f"{result.states} of {result.planned} states; SHA-256 of the secret: {result.secret_sha256}"

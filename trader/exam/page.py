@@ -13,7 +13,7 @@ from trader.exam.domain.scores import BASIS_POINTS
 from trader.exam.domain.worlds import RECENT, Edge, World
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_of, world_room
-from trader.exam.report import MANAGED_WORDS, ExamResult, summary
+from trader.exam.report import ExamResult, summary
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720
@@ -28,13 +28,7 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
     return report_page(
         "exam",
         "Exam",
-        {
-            "summary": summary(plan, result),
-            "result": result,
-            "managed": MANAGED_WORDS if result.managed else "",
-            "isRecorded": is_recorded,
-            "examples": examples,
-        },
+        {"summary": summary(plan, result), "result": result, "isRecorded": is_recorded, "examples": examples},
     )
 
 

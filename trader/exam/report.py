@@ -235,7 +235,7 @@ def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) ->
             yield f"{pair.first}: {relation} {pair.second} {after}"
 
 
-MANAGED_WORDS: Final = (
+_MANAGED: Final = (
     f"Each state was managed in {STEPS} steps, {EVERY_STEP} apart. Values are those of one of {RESPONSES} responses. "
     "They are exact for the path that was drawn; what differs from path to path is in the intervals."
 )
@@ -262,6 +262,7 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
         words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")
     words.append("1 pair was compared." if len(own) == 2 else f"{len(result.comparisons)} pairs were compared.")
+    words += [_MANAGED] if result.managed else []
     words += [f"It is exam {count + 1} with the name {name}." for name, count in result.earlier.items() if count]
     return " ".join(words)
 

@@ -27,14 +27,14 @@ const WIDTH = 640
 const HEIGHT = 140
 
 export function Report({ data }) {
-  const { summary, result, managed, examples, isRecorded } = data
+  const { summary, result, examples, isRecorded } = data
   const { entrants, horizon } = result
   const unit = `In units of the volatility of ${horizon}, net of costs`
   const bounds = scaleOfRows(entrants.flatMap(sharesOf))
   const pairs = result.comparisons.map(one => ({ ...one, value: one.mean }))
   return html`<h1>Exam</h1>
     <p><strong>${summary}</strong></p>
-    <p>${result.states} of ${result.planned} states. ${isRecorded ? RECORDED : WORDS} ${managed}</p>
+    <p>${result.states} of ${result.planned} states. ${isRecorded ? RECORDED : WORDS}</p>
     ${
       isRecorded
         ? html`<${Figures} title="Outcomes" words=${`${unit} and drift.`} entrants=${entrants} of="outcome" places=${3} />`
