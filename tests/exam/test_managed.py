@@ -16,7 +16,7 @@ from trader.agents.domain.strategy import Strategy
 from trader.backtest.spec import settings_of
 from trader.core.statistics import Floats
 from trader.exam.domain.law import GAIN_MAX, LOSS_MAX, RISK_BUDGET, SIZE_MAX, PlannedPosition
-from trader.exam.domain.managed import MINUTES, RESPONSES, STEP_MINUTES, STEPS, Course, Trade
+from trader.exam.domain.managed import MINUTES, RESPONSES, STEP_MINUTES, STEPS, Course, PricedFill
 from trader.exam.domain.scores import share_of_oracle
 from trader.exam.domain.worlds import RECENT, USUAL_VALUE, Edge, FillCosts, Kind, World, draw_world
 from trader.exam.sitting import EVERY_STEP, Sitting, WorldRoom
@@ -57,8 +57,8 @@ def test_the_oracle_holds_each_response_and_pays_for_it() -> None:
     assert funded.oracle(()) == pytest.approx(ONE[1] * (6 * 0.002 - 2 * FILL) / RESPONSES)
     minute = float(np.expm1(DEVIATION[0] / 30))
     for trades, gained in (
-        ([Trade(10.5, 0, 0.5, 0.001), Trade(25, 0, -0.5, 0.002)], 0.5 * 15 * minute - 0.003),
-        ([Trade(31, 1, 0.5, 0.001)], -0.001 - 0.5 * FILL),
+        ([PricedFill(10.5, 0, 0.5, 0.001), PricedFill(25, 0, -0.5, 0.002)], 0.5 * 15 * minute - 0.003),
+        ([PricedFill(31, 1, 0.5, 0.001)], -0.001 - 0.5 * FILL),
     ):
         assert still.judge(trades, (), USUAL_VALUE).value == pytest.approx(gained / RESPONSES)
     stood = (PlannedPosition(1, 1, 0.4),)
@@ -84,7 +84,7 @@ def test_nobody_within_the_budget_earns_more_than_the_oracle(
         for place in np.flatnonzero(wanted != now).tolist():
             weight = float(wanted[place] - now[place])
             price = float(path.prices[place, step * STEP_MINUTES])
-            trades.append(Trade(step * STEP_MINUTES, place, weight, abs(weight) * FILL * price))
+            trades.append(PricedFill(step * STEP_MINUTES, place, weight, abs(weight) * FILL * price))
         now = wanted
     judged = path.judge(trades, stood, USUAL_VALUE)
     assert judged.score <= path.oracle(stood) + 1e-9
@@ -97,11 +97,11 @@ def test_scores_are_what_accounts_gain_on_average_whatever_decisions_depend_on()
     rng, errors = np.random.default_rng(5), []
     for _ in range(400):
         path = course(rng, responding(1.5), (0.001, -0.002))
-        prices, trades, gained, held = path.prices, list[Trade](), 0.0, np.zeros(2)
+        prices, trades, gained, held = path.prices, list[PricedFill](), 0.0, np.zeros(2)
         for step in range(STEPS):
             begin, end = step * STEP_MINUTES, (step + 1) * STEP_MINUTES
             wanted = np.sign(prices[:, begin] - prices[:, max(0, begin - 45)])  # it follows what the path has done
-            trades += [Trade(begin, place, float(more), 0.0) for place, more in enumerate(wanted - held) if more]
+            trades += [PricedFill(begin, place, float(more), 0.0) for place, more in enumerate(wanted - held) if more]
             held = wanted
             gained += float(held @ (prices[:, end] - prices[:, begin]))
             if end % 60 == 0:
@@ -127,7 +127,7 @@ def test_a_managed_world_goes_on_as_it_was_and_pays_as_much_for_each_response(ed
             assert len(begins) == RESPONSES
             assert not (begins % STEP_MINUTES).any()
         one = RISK_BUDGET / float(world.law.horizon_deviation[world.market])
-        worst = [Trade(0, world.market, -world.side * SIZE_MAX * one, 0.0)]
+        worst = [PricedFill(0, world.market, -world.side * SIZE_MAX * one, 0.0)]
         assert path.judge(worst, (), USUAL_VALUE).value > -LOSS_MAX * USUAL_VALUE
         assert not draw_world("s", number, edge, "null", COSTS, is_managed=True).law.drift.any()
 

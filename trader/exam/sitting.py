@@ -32,7 +32,7 @@ from trader.core.errors import SettingsError
 from trader.core.money import floor_to, from_number, require_figure
 from trader.core.statistics import Floats
 from trader.exam.domain.law import GAIN_MAX, HORIZON, RISK_BUDGET, SIZE_MAX, PlannedPosition, credited
-from trader.exam.domain.managed import MINUTES, STEP_MINUTES, STEPS, Course, Judged, Trade
+from trader.exam.domain.managed import MINUTES, STEP_MINUTES, STEPS, Course, PricedFill, Valued
 from trader.exam.domain.scores import Scored
 from trader.exam.domain.worlds import AFTER, RECENT, USUAL_VALUE, FillCosts, World, standing_weight
 from trader.exam.source import WorldPast
@@ -264,7 +264,7 @@ class WorldRoom:
         stood, held = (_held(account, world, market, own) for account in accounts)
         value = law.value(held) - law.value(stood) - sum(each.cost for each in _trades(decided, market, world))
         risk = law.risk(held, stood)
-        judged = Judged(value, credited(value, risk, USUAL_VALUE), risk)
+        judged = Valued(value, credited(value, risk, USUAL_VALUE), risk)
         return _sitting(world, decided, judged, law.oracle(filling, stood).value)
 
     def _filling(self, market: BacktestMarket, world: World) -> Floats:
@@ -273,7 +273,7 @@ class WorldRoom:
         return np.array(self.costs.taker) + [float((each.ask - each.bid) / (2 * each.mark)) for each in quotes]
 
 
-def _sitting(world: World, decided: DecidedAccount, judged: Judged, oracle: float) -> Sitting:
+def _sitting(world: World, decided: DecidedAccount, judged: Valued, oracle: float) -> Sitting:
     """Return the score of what an entrant decided in a world."""
     answer = decided.answer
     if judged.risk > SIZE_MAX * RISK_BUDGET:
@@ -293,7 +293,7 @@ def _sitting(world: World, decided: DecidedAccount, judged: Judged, oracle: floa
     )
 
 
-def _trades(decided: DecidedAccount, market: BacktestMarket, world: World) -> list[Trade]:
+def _trades(decided: DecidedAccount, market: BacktestMarket, world: World) -> list[PricedFill]:
     """Return the fills of an account. A fill costs its fees, and its distance from the mark."""
     own, marks, trades = decided.equity(market, world), market.marks(world.state), []
     for fill in decided.fills:
@@ -301,7 +301,7 @@ def _trades(decided: DecidedAccount, market: BacktestMarket, world: World) -> li
         away = direction * (fill.price - market.mark(fill.symbol, second)) * fill.quantity
         weight = direction * float(fill.quantity * marks[fill.symbol]) / own
         cost = float(fill.fee + fill.liquidation_fee + away) / own
-        trades.append(Trade((second - world.state) / 60, world.symbols.index(fill.symbol), weight, cost))
+        trades.append(PricedFill((second - world.state) / 60, world.symbols.index(fill.symbol), weight, cost))
     return trades
 
 

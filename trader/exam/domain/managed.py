@@ -29,7 +29,7 @@ _HOUR: Final = 60
 _NEVER: Final = np.full(MINUTES + 1, -np.inf)
 
 
-class Trade(NamedTuple):
+class PricedFill(NamedTuple):
     """A fill: minutes since the state, the row of its market, its signed notional at the prices of the state, and its
     cost; both as fractions of equity."""
 
@@ -39,7 +39,7 @@ class Trade(NamedTuple):
     cost: float
 
 
-class Judged(NamedTuple):
+class Valued(NamedTuple):
     """What was decided in a world: its value, its score and its largest risk, as fractions of equity."""
 
     value: float
@@ -61,7 +61,7 @@ class Course:
         self._earned = np.pad(np.cumsum(gains, axis=1), ((0, 0), (1, 0)))
         """What a long of each market has earned until each minute."""
 
-    def judge(self, trades: Sequence[Trade], stood: Sequence[PlannedPosition], unit: float) -> Judged:
+    def judge(self, trades: Sequence[PricedFill], stood: Sequence[PlannedPosition], unit: float) -> Valued:
         """Return the value of fills, ascending, beyond those of an account that keeps what `stood`, per response.
 
         Gains of a step at more than the risk budget are scaled down to the budget.
@@ -85,7 +85,7 @@ class Course:
                 more = np.abs(before + changed) - np.abs(before)
                 value -= float(more @ (self._filling * self.prices[:, -1]))
             total, scaled, largest = total + value, scaled + within_budget(value, risk), max(largest, risk)
-        return Judged(total / RESPONSES, bounded(scaled / RESPONSES, largest, unit), largest)
+        return Valued(total / RESPONSES, bounded(scaled / RESPONSES, largest, unit), largest)
 
     def oracle(self, stood: Sequence[PlannedPosition]) -> float:
         """Return the most that can be earned per response, by dynamic programme over the minutes.
