@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller
@@ -23,9 +24,12 @@ from trader.__main__ import main
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.prompt import view_data
 from trader.agents.strategy_files import load_strategy
-from trader.backtest import run_backtest
+from trader.backtest import BacktestResult, run_backtest
+from trader.backtest.execution import End, FinishedBacktest
 from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.market.sources.files import find_files, read_market
+from trader.portfolio.tables import Table, empty
 from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View, build_view
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "strategies.md"
@@ -116,6 +120,55 @@ def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
     assert result.accounts.loc["buyer", "max_drawdown_percent"] == pytest.approx(falls[1])
     assert falls[0] > 1.01 * falls[1]
     assert report_data(Path("run/report.html"))["figures"][0]["drawdown"] == pytest.approx(falls[1])
+
+
+def test_falls_and_risk_are_of_the_curve_and_of_whole_days() -> None:
+    tables, rng, market = empty(), np.random.default_rng(7), "baseline/buy-and-hold"
+    curves = {name: 10_000 * np.exp(np.cumsum(rng.normal(0, 0.004, 12 * 24 + 5))) for name in ("buyer", market)}
+    for hour in range(12 * 24 + 5):
+        at = datetime(2025, 3, 1, tzinfo=UTC) + timedelta(hours=hour)
+        for name, curve in curves.items():
+            tables.equity.add(at, name, curve[hour], curve[hour], 0)
+    end = End(datetime(2025, 3, 13, 4, tzinfo=UTC))
+    finished = FinishedBacktest({}, [], tables, Table("series"), [], end, None)
+    result = BacktestResult({"accounts": [{"id": "buyer"}], "capital": "10000"}, finished, None)
+    curve = result.equity.query("account == 'buyer'").set_index("at")["equity"]
+    falls = result.drawdowns()
+    assert falls["percent"].iloc[0] == pytest.approx((100 * (1 - curve / curve.cummax())).max())
+    for fall in falls.itertuples():
+        within = curve[fall.began_at : None if pd.isna(fall.ended_at) else fall.ended_at]
+        assert within.iloc[0] == within.iloc[:-1].max()
+        assert fall.percent == pytest.approx(100 * (1 - within[fall.lowest_at] / within.iloc[0]))
+        assert pd.isna(fall.ended_at) or within.iloc[-1] >= within.iloc[0]
+    closes = [[10_000.0, *each[23 : 12 * 24 : 24]] for each in curves.values()]  # the thirteenth day is not whole
+    own, other = (np.diff(each) / each[:-1] for each in closes)
+    risk, slope = result.risk.loc["buyer"], np.polyfit(other, own, 1)
+    assert risk["beta"] == pytest.approx(slope[0])
+    assert risk["alpha_percent"] == pytest.approx(36_500 * slope[1])
+    assert risk["volatility_percent"] == pytest.approx(100 * own.std(ddof=1) * 365**0.5)
+    assert risk["value_at_risk_percent"] == pytest.approx(-100 * np.quantile(own, 0.05))
+    last = result.rolling(5).iloc[-1]
+    assert last["sharpe", "buyer"] == pytest.approx(own[-5:].mean() / own[-5:].std(ddof=1) * 365**0.5)
+
+
+def test_excursions_are_of_the_candles_within_a_trade(data: Path) -> None:
+    result = run_backtest(Buyer, data, start=START, evidence=False, cadence="10m")
+    trades, minutes = result.trades, read_market(find_files(data)["BTC"])
+    assert len(trades) > 2
+    for trade in trades.itertuples():
+        first, end = (bisect_left(minutes.minute, at.timestamp() / 60) for at in (trade.opened_at, trade.closed_at))
+        whole, touched = slice(first, end - 1), slice(first - 1, end + 1)
+        least, most = (
+            [100 * (bound(column[part]) / trade.entry_price - 1) for part in (whole, touched)]
+            for bound, column in ((min, minutes.low), (max, minutes.high))
+        )
+        assert least[1] - 0.01 <= trade.mae_percent <= min(least[0] + 0.01, 0)
+        assert max(most[0] - 0.01, 0) <= trade.mfe_percent <= most[1] + 0.01
+    by_hour = result.trades_by("hour")
+    assert by_hour["net_pnl"].sum() == pytest.approx(trades["net_pnl"].sum())
+    assert by_hour["trades"].to_dict() == trades["opened_at"].dt.hour.value_counts().sort_index().to_dict()
+    assert 0.5 < result.accounts.loc["buyer", "max_leverage"] < 2
+    assert result.value["files"].keys() == {f"{data.name}/BTCUSDT-1m-2025-03.csv"}
 
 
 async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:
@@ -251,7 +304,7 @@ def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mo
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(code, str(Path("example.py").absolute()), "exec"), names)
     result = names["result"]
-    assert names["by_market"].sum() == pytest.approx(result.trades["net_pnl"].sum())
+    assert names["by_hour"]["net_pnl"].sum() == pytest.approx(result.trades["net_pnl"].sum())
     assert names["curve"].iloc[-1] == pytest.approx(result.accounts.loc["dip", "equity"])
     assert len(result.trades) > 0
 

@@ -23,7 +23,7 @@ from trader.market.domain.markets import Interval
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import AccountValues
 from trader.portfolio.sql.snapshots import select_baseline_states
 from trader.settings.settings import Settings
 
@@ -39,7 +39,7 @@ class Recorded(Journal):
 
     def __init__(self) -> None:
         self.fills: list[Fill] = []
-        self.snapshots: list[tuple[str, datetime, Decimal]] = []
+        self.values: list[tuple[str, datetime, Decimal]] = []
 
     def post(self, posting: Posting) -> None:
         self.fills += [
@@ -47,8 +47,8 @@ class Recorded(Journal):
             for fill in posting.fills
         ]
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self.snapshots.append((snapshot.account_id, snapshot.created_at, snapshot.net_portfolio))
+    def snapshots(self, values: AccountValues) -> None:
+        self.values += [(values.account_id, *each) for each in zip(values.times, values.worths, strict=True)]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_a_history_continued_has_the_rows_of_one_without_a_break(database:
     assert held, "a position is open at the break"
     assert len(fills) > 10
     assert [tuple(row) for row in fills] == sorted(whole.fills)
-    assert {tuple(row) for row in snapshots} ^ set(whole.snapshots) == set()
+    assert {tuple(row) for row in snapshots} ^ set(whole.values) == set()
     assert saved == baselines
     assert saved[BUY_AND_HOLD.id].positions
 

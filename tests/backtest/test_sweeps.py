@@ -32,6 +32,7 @@ from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
 from trader.core.wire import encode
+from trader.results import compare_folders, run_sweep
 
 START, END = datetime(2025, 3, 1, tzinfo=UTC), datetime(2025, 3, 11, tzinfo=UTC)
 
@@ -238,6 +239,35 @@ def test_a_ratio_is_refused_for_runs_of_less_than_a_day_before_anything_is_made(
     assert main(["backtest", *options]) == 2
     assert "--by: only for a sweep" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.processes
+def test_a_sweep_from_python_is_that_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    (tmp_path / "flip.py").write_text(FLIPPER)
+    called = run_sweep(
+        "flip.py:Flipper", "data", {"hours": (2, 4)}, out="called", seeds=2, workers=1,
+        cadence="15m", start="2025-03-01T23:00:00Z",
+    )  # fmt: skip
+    options = ("--param", "hours=2..4:2", "--seeds", "2", "--cadence", "15m", "--from", "2025-03-01T23:00:00Z")
+    command = ("backtest", "--data", "data", "--strategy", "flip.py:Flipper", *options, "--out", "commanded", "--json")
+    assert main([*command]) == 0
+    commanded = orjson.loads(capsys.readouterr().out)
+    assert [called[name] for name in ("runs", "parameters", "best")] == [
+        commanded[name] for name in ("runs", "parameters", "best")
+    ]
+    first, second = compare_folders(sorted(Path("called/runs").glob("run,*")))
+    assert (first["runs"], second["runs"], second["verdict"] != "") == (2, 2, True)
+    assert not list(Path("called/runs").glob("run,*/equity.*")), "only the best run has tables"
+    assert len(list(Path("called/runs").glob("best,*/equity.csv"))) == 1
+    with pytest.raises(TypeError, match="leverage"):
+        run_sweep("flip.py:Flipper", "data", {}, out="other", leverage=3)
+    with pytest.raises(SettingsError, match="by is 'profit'"):
+        run_sweep("flip.py:Flipper", "data", {}, out="other", by="profit")
 
 
 @pytest.mark.processes

@@ -58,7 +58,7 @@ from trader.exchange.sql.ledger import LedgerRow, request_row, write_postings
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.rows import preset_rows
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import AccountValues, Snapshot
 from trader.settings.settings import Settings
 
 CYCLE_MINUTES: Final = 13
@@ -253,8 +253,8 @@ class BulkJournal(Journal):
         """Buffer a posting."""
         self._postings.setdefault(posting.account.id, []).append(posting)
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._snapshots.append(snapshot)
+    def snapshots(self, values: AccountValues) -> None:
+        self._snapshots += values.snapshots()
 
     @property
     def is_full(self) -> bool:

@@ -34,7 +34,7 @@ from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import AccountValues, Snapshot
 from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
@@ -97,8 +97,8 @@ async def books_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
 class Snapshots(list[Snapshot], Journal):
     """A journal of only the snapshots."""
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self.append(snapshot)
+    def snapshots(self, values: AccountValues) -> None:
+        self += values.snapshots()
 
 
 class Done(NamedTuple):

@@ -1,6 +1,6 @@
 """Backtests: the rules of the paper exchange applied to recorded candles in event time, which skips idle seconds.
 
-`from trader.backtest import run_backtest` is the published way to run one from Python. Read `spec.py` (what a backtest
+`trader.results` publishes the functions that run them from Python. Read `spec.py` (what a backtest
 runs on), `execution.py` (from a spec to its files), `run.py` (a whole run), `engine.py` (event time, and a session for
 each decision), `sources.py` (who decides), then `output.py` and `result.py` (what is kept of it). Around these stand
 the participants (`models.py`, with `answers.py` of AI models and `agents.py` of external agents), sweeps (`sweep.py`,

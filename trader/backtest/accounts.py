@@ -1,6 +1,7 @@
 """Accounts of a backtest, the base class of their decision sources, and the ticks that can change an account."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.backtest.market import BacktestMarket
-from trader.core.clock import ceil_second, epoch_second, moment_of
+from trader.core.clock import ceil_second, epoch_second, floor_time, moment_of
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account, Trade, last_boundary
 from trader.exchange.domain.halts import Halt
@@ -33,11 +34,12 @@ from trader.exchange.domain.tick_rules import PriceRanges, is_unaffected
 from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.baselines import FollowedAccount
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.domain.histories import HourlyValue, Snapshot, hourly_points
+from trader.portfolio.domain.histories import AccountValues, HourlyValue, hourly_points
 from trader.portfolio.sql.snapshots import LastSnapshot
 from trader.settings.settings import Settings
 
 _MINUTE_S = 60
+_HOUR = timedelta(hours=1)
 
 
 class DecisionSource(ABC):
@@ -214,14 +216,19 @@ class BacktestAccount(FollowedAccount):
         if self.shown.fills and posting.fills:
             self.fills = (*self.fills, *map(observe_fill, posting.fills))[-self.shown.fills :]
 
-    def note(self, snapshot: Snapshot) -> None:
-        super().note(snapshot)
-        hour = self.equity.hour
-        assert hour is not None
-        leverage = snapshot.leverage or 0.0
-        if self.hours and self.hours[-1].hour == hour:
-            leverage = max(leverage, self.hours.pop().leverage or 0.0)
-        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at, leverage))
+    def note_values(self, values: AccountValues) -> None:
+        """Record the snapshots of full minutes, which must be later than all earlier ones."""
+        times, stop = values.times, 0
+        while stop < len(times):
+            begin, hour = stop, floor_time(times[stop], _HOUR)
+            stop = bisect_left(times, hour + _HOUR, begin)
+            last_at, last, leverage = times[stop - 1], values.worths[stop - 1], max(values.leverages[begin:stop])
+            for worth in (min(values.worths[begin:stop]), last):
+                self.equity = self.equity.noted(last_at, worth)
+            if self.hours and self.hours[-1].hour == hour:
+                leverage = max(leverage, self.hours.pop().leverage or 0.0)
+            self.hours.append(HourlyValue(values.account_id, hour, last, last_at, leverage))
+        self.last_snapshot = LastSnapshot(values.run_id, times[-1])
 
     def end_invocation(self, at: datetime) -> None:
         """End the current invocation; keep its record if it made any calls, other than to hold."""

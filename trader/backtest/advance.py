@@ -20,7 +20,9 @@ from trader.exchange.domain.account import Marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.tick_rules import apply_tick
 from trader.market.domain.markets import Quote
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import AccountValues
+from trader.portfolio.snapshots import is_due
+from trader.portfolio.sql.snapshots import LastSnapshot
 
 LATE: Final = timedelta(seconds=5)
 """How much longer than its latency an order waits for a book."""
@@ -38,15 +40,15 @@ class Journal:
     def post(self, posting: Posting) -> None:
         """Receive a posting."""
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        """Receive the snapshot of a full minute."""
+    def snapshots(self, values: AccountValues) -> None:
+        """Receive the snapshots of full minutes."""
 
 
 class OrderedJournals:
     """Buffers what concurrent sessions write, and forwards it to the journals in a fixed order of accounts."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
-        self._posts, self._snapshots = [each.post for each in journals], [each.snapshot for each in journals]
+        self._posts, self._snapshots = [each.post for each in journals], [each.snapshots for each in journals]
         self._held: dict[str, list[Callable[[], None]]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
@@ -62,10 +64,10 @@ class OrderedJournals:
     def post(self, posting: Posting) -> None:
         self._write(posting.account.id, self._posts, posting)
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._write(snapshot.account_id, self._snapshots, snapshot)
+    def snapshots(self, values: AccountValues) -> None:
+        self._write(values.account_id, self._snapshots, values)
 
-    def _write(self, account_id: str, writes: Sequence[Callable[[Any], None]], written: Posting | Snapshot) -> None:
+    def _write(self, account_id: str, writes: Sequence[Callable[[Any], None]], written: Any) -> None:
         held = self._held.get(account_id)
         for write in writes:
             if held is None:
@@ -167,18 +169,23 @@ class Advance:
         """
         if followed.next_snapshot >= before:
             return
-        before = min([before, *self.due_seconds(followed)])
-        begin = self.market.span.start
-        while followed.next_snapshot < before:
-            second = followed.next_snapshot
-            now = moment_of(second) + FIRST_SNAPSHOT if second == begin else moment_of(second)
-            seen = min(second, self.last)
-            marks = {symbol: self.market.mark(symbol, seen) for symbol in followed.account.positions}
-            snapshot = followed.due_snapshot(marks, now)
-            if snapshot is not None:
-                followed.note(snapshot)
-                self._journals.snapshot(snapshot)
-            followed.next_snapshot = next_minute(second)
+        first, before = followed.next_snapshot, min([before, *self.due_seconds(followed)])
+        if first >= before:
+            return
+        seconds = [first, *range(next_minute(first), before, 60)]
+        followed.next_snapshot = next_minute(seconds[-1])
+        times = [moment_of(second) for second in seconds]
+        if first == self.market.span.start:
+            times[0] += FIRST_SNAPSHOT
+        if followed.account.is_idle:
+            run_id, last = followed.account.run.id, followed.last_snapshot
+            times = [at for at in times if is_due(followed.account, last, at) and (last := LastSnapshot(run_id, at))]
+        held = followed.account.positions
+        marks = {symbol: list(map(partial(self.market.mark, symbol), seconds)) for symbol in held}
+        if times:
+            values = AccountValues.of(followed.account, marks, times)
+            followed.note_values(values)
+            self._journals.snapshots(values)
 
     def due_seconds(self, followed: BacktestAccount) -> Collection[int]:
         """Return the seconds of the sessions of an account that are due."""

@@ -54,8 +54,8 @@ class Engine(Advance):
         yield reached
         end = self.market.span.stop + int(STALE_AFTER.total_seconds())  # by then prices are stale for every reader
         while reached < end:
-            due = [followed.decides_at for followed in self.accounts if followed.decides_at is not None]
-            reached = min([*due, reached + _STRETCH_S, end])
+            due = (followed.decides_at for followed in self.accounts if followed.is_booked)
+            reached = min([*(second for second in due if second is not None), reached + _STRETCH_S, end])
             self._go(reached, is_end=reached == end)
             yield reached
 
@@ -69,12 +69,13 @@ class Engine(Advance):
             followed.decides_at = followed.source.next_after(begin)
 
     def _go(self, until: int, *, is_end: bool) -> None:
-        """Advance every account to a second not after the next decision. At the end, no decisions are made."""
+        """Advance every account to a second not after the next decision of a model. At the end, none is made."""
         for followed in self.accounts:
+            while (due := followed.decides_at) is not None and due <= until and not (is_end and due == until):
+                self._advance(followed, due)
+                self._decide(followed, moment_of(due))
+                followed.decides_at = followed.source.next_after(due)
             self._advance(followed, until)
-            if followed.decides_at == until and not is_end:
-                self._decide(followed, moment_of(until))
-                followed.decides_at = followed.source.next_after(until)
             self.take_snapshots(followed, until if is_end else until + 1)
 
     # --- sessions -----------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from trader.backtest.spec import (
     BacktestSource,
     BacktestSpec,
     Conditions,
+    data_files,
     environ_of,
     open_source,
     read_own_data,
@@ -134,13 +135,15 @@ class End(NamedTuple):
 class FinishedBacktest(NamedTuple):
     """A finished backtest: its result as in `result.json`, the accounts by rank, its tables, and how it ended.
 
-    `series` is what the strategy drew, and `failure` the error of the strategy that ended it.
+    `series` is what the strategy drew, `excursions` has those of each trade in its table, and `failure` is the error of
+    the strategy that ended it.
     """
 
     value: dict[str, Any]
     standings: list[RankedModel]
     tables: Results
     series: Table
+    excursions: list[tuple[float, float]]
     end: End
     failure: StrategyError | None
 
@@ -251,7 +254,8 @@ async def _execute(
         results = tables.finish(run.accounts)
         if spec.tables is not None:
             _write_tables(spec.out, spec.tables, [*results, run.series] if len(run.series) else results)
-    return FinishedBacktest(value, standings, results, run.series, end, run.failure)
+    excursions = [market.excursion(trade) for trade in tables.closed]
+    return FinishedBacktest(value, standings, results, run.series, excursions, end, run.failure)
 
 
 async def _conclude(
@@ -443,12 +447,12 @@ def _value(
     standings: Sequence[RankedModel],
 ) -> dict[str, Any]:
     """Return the JSON object of the result."""
-    by_files = sorted(source.funded_by_files)
+    by_files, data = sorted(source.funded_by_files), spec.conditions.recording
     plain = {symbol: source.plain_rate(symbol) for symbol in sorted(set(source.markets) - set(by_files))}
     accounts = {followed.model.id: followed for followed in run.accounts}
     return {
         "program": f"trader {__version__}",
-        "data": str(spec.conditions.recording),
+        "data": str(data),
         "markets": list(source.markets),
         "listings": listings_value(source.markets),
         "from": iso(run.starts_at),
@@ -466,6 +470,7 @@ def _value(
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "strategy": strategy_value(chosen),
+        "files": {str(path.relative_to(data.parent)): file_digest(path) for path in data_files(data, source.markets)},
         "ownData": {str(path): file_digest(path) for path in spec.conditions.own_data},
         "options": msgspec.to_builtins(replace(spec.conditions.placed(), market=tuple(source.markets)), enc_hook=str),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],

@@ -1,17 +1,17 @@
 """The function `run_backtest`: a backtest from Python, in a script, a notebook or a debugger."""
 
 import asyncio
+import math
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from datetime import datetime
 from decimal import Decimal
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -20,17 +20,22 @@ from trader.backtest.execution import BacktestListener, FinishedBacktest, Interr
 from trader.backtest.spec import BacktestSpec, Participants, conditions_of, every_of
 from trader.backtest.trials import TRIALS
 from trader.core.errors import SettingsError, StartError
+from trader.core.statistics import DAYS_PER_YEAR, RETURNS_MIN
 from trader.core.variant_id import VariantId
 from trader.core.wire import encode
+from trader.portfolio.domain.baselines import BUY_AND_HOLD
 from trader.portfolio.tables import Format, extra
 
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
+
 _FIGURES: Final = {
     "equity": "equity",
     "return_percent": "returnPercent",
     "max_drawdown_percent": "maxDrawdownPercent",
+    "max_leverage": "maxLeverage",
     "trades": "trades",
     "decisions": "decisions",
     "fees": "fees",
@@ -38,6 +43,7 @@ _FIGURES: Final = {
 }
 """The columns of `BacktestResult.accounts`, and the figures of `result.json` in them."""
 
+_YEAR: Final = math.sqrt(DAYS_PER_YEAR)
 _WIDTH, _HEIGHT = 640, 160
 _INKS: Final = ("#2563eb", "#9ca3af")
 """The colors of the account, and of buy and hold."""
@@ -51,7 +57,7 @@ class BacktestResult:
         self.tables = finished.tables
         """The same tables as arrays of numpy, without pandas."""
 
-        self._series = finished.series
+        self._series, self._excursions = finished.series, finished.excursions
         self.folder = folder
         """The folder of the files; None if none was asked for."""
 
@@ -62,8 +68,9 @@ class BacktestResult:
 
     @property
     def trades(self) -> "pd.DataFrame":
-        """The completed trades."""
-        return self.tables.trades.frame()
+        """The completed trades, with how far the price went against each and in its favor, in percent of the entry."""
+        against, favor = np.array(self._excursions).reshape(-1, 2).T
+        return self.tables.trades.frame().assign(mae_percent=against, mfe_percent=favor)
 
     @property
     def fills(self) -> "pd.DataFrame":
@@ -91,6 +98,53 @@ class BacktestResult:
         frame: pd.DataFrame = extra("pandas").DataFrame(columns, index=[row["id"] for row in rows])
         return frame
 
+    def trades_by(self, key: Literal["symbol", "side", "close_reason", "weekday", "hour"]) -> "pd.DataFrame":
+        """The number of trades, their net profit, and the share won; weekday and hour are those of the entry."""
+        entry = self.trades["opened_at"].dt
+        keys = self.trades.assign(weekday=entry.day_name(), hour=entry.hour)[key]
+        nets = self.trades["net_pnl"].groupby(keys)
+        return nets.agg(trades="count", net_pnl="sum", won_percent=lambda each: 100 * (each > 0).mean())
+
+    def drawdowns(self, account: str | None = None) -> "pd.DataFrame":
+        """The falls of an account's equity (default: the first) with their dates, the deepest first."""
+        curve = self._curves_by_time()[account or self.value["accounts"][0]["id"]].dropna()
+        peaks = curve.cummax()
+        falls = curve.div(peaks).sub(1).mul(-100).groupby((curve == peaks).cumsum())
+        starts = curve.index.to_series().groupby((curve == peaks).cumsum()).first()
+        found = starts.to_frame("began_at").assign(
+            lowest_at=falls.idxmax(), ended_at=starts.shift(-1), percent=falls.max()
+        )
+        return found[found["percent"] > 0].sort_values("percent", ascending=False, ignore_index=True)
+
+    def rolling(self, days: int = 30) -> "pd.DataFrame":
+        """The annual Sharpe ratio and volatility of the last `days` daily returns of each account and baseline."""
+        windows = self._daily_returns().rolling(days)
+        found = {"sharpe": _YEAR * windows.mean() / windows.std(), "volatility": _YEAR * windows.std()}
+        frame: pd.DataFrame = extra("pandas").concat(found, axis="columns")
+        return frame
+
+    @property
+    def risk(self) -> "pd.DataFrame":
+        """Figures of the daily returns of each account, from ten days on: annual volatility, the loss that one day in
+        twenty exceeded, and beta and annual alpha beside buy and hold."""
+        returns = self._daily_returns()
+        market = returns.get(BUY_AND_HOLD.id, returns.iloc[:, 0] * np.nan)
+        beta = returns.apply(market.cov) / market.var()
+        return beta.to_frame("beta").assign(
+            alpha_percent=100 * DAYS_PER_YEAR * (returns.mean() - beta * market.mean()),
+            volatility_percent=100 * _YEAR * returns.std(),
+            value_at_risk_percent=-100 * returns.quantile(0.05).clip(upper=0),
+        )
+
+    def _curves_by_time(self) -> "pd.DataFrame":
+        return self.equity.pivot_table("equity", "at", "account", aggfunc="last")
+
+    def _daily_returns(self) -> "pd.DataFrame":
+        """Return the daily returns of whole days, by day and account; none below ten."""
+        closes = self._curves_by_time().resample("D").last().ffill()[:-1]
+        returns = closes / closes.shift(fill_value=float(self.value["capital"])) - 1
+        return returns if len(returns) >= RETURNS_MIN else returns[:0]
+
     def __repr__(self) -> str:
         shown = (f"{each['id']} {each['returnPercent']:+.2f} %" for each in self.value["accounts"])
         return f"<BacktestResult {self.value['from']} to {self.value['to']}: {', '.join(shown)}>"
@@ -100,7 +154,7 @@ class BacktestResult:
         title = f"{', '.join(self.value['markets'])}, {self.value['from']} to {self.value['to']}"
         account = self.value["accounts"][0]["id"]
         figures = self.accounts.drop(columns="decisions").to_html(float_format=lambda number: f"{number:,.2f}")
-        return f"<p>{escape(title)}</p>{self._curves(account, 'baseline/buy-and-hold')}{figures}"
+        return f"<p>{escape(title)}</p>{self._curves(account, BUY_AND_HOLD.id)}{figures}"
 
     def _curves(self, *accounts: str) -> str:
         """Return the equity of accounts as lines of an SVG picture with one scale."""
@@ -165,41 +219,43 @@ def run_backtest(
     :raises StartError: the candles cannot be read, or the files cannot be written
     :raises StrategyError: the strategy failed; the cause is its own exception
     """
-    _check_kinds(strategy, data, params, markets, guard)
-    limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
-    given: dict[str, Any] = {
-        "market": (markets,) if isinstance(markets, str) else markets, "start": start, "end": end, "capital": capital,
-        "taker_fee": taker_fee, "maker_fee": maker_fee, "latency": latency, "funding": funding,
-        "preset": preset, "seed": seed,
-        "markets_file": None if markets_file is None else Path(markets_file).absolute(),
-    }  # fmt: skip
-    variants = [variant for variant in VariantId if variant == strategy]
-    entrants = Participants(
-        variants=tuple(variants),
-        strategy=None if variants else strategy,
-        params=_plain(params or {}),
-        every=every_of(cadence),
-    )
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trader-backtest-")))
-        place = folder / "run" if out is None else Path(out)
-        if own_data is not None:
-            given["with"] = [_own_data_file(own_data, folder)]
-        spec = BacktestSpec(
-            conditions=conditions_of(Path(data), given, limits),
-            entrants=entrants,
-            out=place,
-            trials=Path(trials or (TRIALS if out is None else place.absolute().parent / TRIALS)).absolute(),
-            tables=None if out is None else tables,
-            has_database=False,
-            has_evidence=evidence,
-        )
-        finished = _complete(spec)
+    options = dict(locals())
+    with tempfile.TemporaryDirectory(prefix="trader-backtest-") as folder:
+        spec, interrupts = spec_of(Path(folder), **options), Interrupts()
+        finished = completed(execute(spec, BacktestListener(), interrupts), interrupts)
     if finished.failure is not None:
         raise finished.failure
     if finished.end.cause is not None:
         raise StartError(finished.end.reason)
-    return BacktestResult(msgspec.json.decode(encode(finished.value)), finished, None if out is None else place)
+    return BacktestResult(msgspec.json.decode(encode(finished.value)), finished, None if out is None else spec.out)
+
+
+def spec_of(folder: Path, strategy: type[Any] | str, data: str | PathLike[str], **options: Any) -> BacktestSpec:
+    """Return the spec that arguments of `run_backtest` describe, whose files may be in `folder`. Raises like it."""
+    markets, guard, own_data = options.get("markets", ()), options.get("guard"), options.get("own_data")
+    _check_kinds(strategy, data, options.get("params"), markets, guard)
+    limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
+    out, trials, markets_file = options.get("out"), options.get("trials"), options.get("markets_file")
+    given = options | {
+        "market": (markets,) if isinstance(markets, str) else markets,
+        "markets_file": None if markets_file is None else Path(markets_file).absolute(),
+        "with": None if own_data is None else [_own_data_file(own_data, folder)],
+    }
+    place, variants = folder / "run" if out is None else Path(out), [each for each in VariantId if each == strategy]
+    return BacktestSpec(
+        conditions=conditions_of(Path(data), given, limits),
+        entrants=Participants(
+            variants=tuple(variants),
+            strategy=None if variants else strategy,
+            params=_plain(options.get("params") or {}),
+            every=every_of(options.get("cadence")),
+        ),
+        out=place,
+        trials=Path(trials or (TRIALS if out is None else place.absolute().parent / TRIALS)).absolute(),
+        tables=None if out is None else options.get("tables", "csv"),
+        has_database=False,
+        has_evidence=options.get("evidence", True),
+    )
 
 
 def _own_data_file(given: "str | Path | pd.DataFrame", folder: Path) -> Path:
@@ -248,10 +304,8 @@ def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _complete(spec: BacktestSpec) -> FinishedBacktest:
-    """Execute a backtest to its end; Ctrl+C ends it. Raise like `execute`, and KeyboardInterrupt."""
-    interrupts = Interrupts()
-    work = execute(spec, BacktestListener(), interrupts)
+def completed(work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
+    """Return what a coroutine returns, also where an event loop is running; Ctrl+C raises KeyboardInterrupt."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # the usual case: a script, or a debugger

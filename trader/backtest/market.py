@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
-from itertools import islice
+from itertools import islice, product
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from trader.agents.domain.observation import book_imbalance, known_funding, open
 from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, ObservedMarket, RecordedCandles, Shown
 from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
-from trader.exchange.domain.account import Marks
+from trader.exchange.domain.account import Marks, Trade
 from trader.exchange.domain.tick_rules import Moment, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
 from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interval, Market, PriceRange, Quote
@@ -41,8 +41,6 @@ _CANDLES_PREPARED: Final = 3_000_000
 
 _WINDOWS_MIN: Final = 24
 """A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
-
-_SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INTERVALS.items()}
 
 V = TypeVar("V")
 
@@ -122,6 +120,8 @@ class _CandlePrices:
         return None
 
     def mark(self, second: int) -> Decimal:
+        if second % 60 == 0 and second < self._stop:  # within a gap the last close, as at every second of it
+            return self._prices.grid.price(self._open[second // 60 - self._first])
         minute, second_of_minute = divmod(self.last_tick(second), 60)
         if second_of_minute:
             return self._prices.grid.price(self._prices.marks(minute)[second_of_minute])
@@ -290,21 +290,15 @@ class BacktestMarket:
         self.own_data = OwnData()
         """The own columns that agents see beside the markets."""
 
-        self._moments: dict[int, Moment] = {}
-        self._observed: dict[tuple[str, Shown], ObservedMarket] = {}
-        self._observed_at: datetime | None = None
-        self._prepared: dict[datetime, dict[tuple[str, Shown], ObservedMarket]] = {}
-        """What agents see at the times of `prepare_views`."""
+        self.moment = lru_cache(maxsize=_MOMENTS_KEPT)(self._find_moment)
+        """Returns the markets as of a second's tick."""
 
-        self._indicators: dict[tuple[str, Interval], tuple[tuple[int, int], tuple[Indicators, ...]]] = {}
-        """The indicators at the ends of the last intervals, with the numbers of the interval and of the session's
-        interval in which they hold."""
-
+        self._observed = lru_cache(maxsize=_MOMENTS_KEPT)(self._find_observed)
+        self._history = lru_cache(maxsize=64)(self._find_history)
         self._opened_a_day_ago = lru_cache(maxsize=64)(self._find_opened_a_day_ago)
         self._with_vwap = lru_cache(maxsize=1024)(self._find_with_vwap)
-        self._known_funding = lru_cache(maxsize=64)(
-            lambda symbol, hour: known_funding(partial(source.known_funding_rate, symbol), hour)
-        )
+        self._funding = lru_cache(maxsize=64)(self._find_funding)
+        self._compute_at = lru_cache(maxsize=1024)(self._compute)
 
     @classmethod
     async def open(
@@ -337,12 +331,10 @@ class BacktestMarket:
 
     def prepare_views(self, shown: Shown, seconds: Iterable[int]) -> None:
         """Compute what an agent that decides at these seconds sees of the markets, for several runs on this market."""
-        shows = shown.candles * len(shown.intervals) * len(self.markets)
-        for second in islice(seconds, _CANDLES_PREPARED // max(1, shows)):
-            now = moment_of(second)
-            for symbol in self.markets:
-                self.observe(symbol, shown, second, now)
-            self._prepared[now] = dict(self._observed)
+        count = _CANDLES_PREPARED // max(1, shown.candles * len(shown.intervals))
+        self._observed = lru_cache(maxsize=count + _MOMENTS_KEPT)(self._find_observed)
+        for second, symbol in islice(product(seconds, self.markets), count):
+            self.observe(symbol, shown, second, moment_of(second))
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -359,21 +351,13 @@ class BacktestMarket:
         """Return the last second with a tick, up to this one; None if there was none."""
         return max((self._prices[symbol].last_tick(second) for symbol in self.seen(second)), default=None)
 
-    def moment(self, second: int) -> Moment:
-        """Return the markets as of this second's tick."""
-        known = self._moments.get(second)
-        if known is None:
-            if len(self._moments) == _MOMENTS_KEPT:
-                del self._moments[next(iter(self._moments))]
-            at, updated = moment_of(second), self.ticking(second)
-            quotes = _AtSecond(self, self.quote, second)
-            marks, before = (_AtSecond(self, self.mark, each) for each in (second, second - 1))
-            known = self._moments[second] = Moment(at, quotes, marks, updated, before)
-        return known
+    def _find_moment(self, second: int) -> Moment:
+        at, updated = moment_of(second), self.ticking(second)
+        quotes = _AtSecond(self, self.quote, second)
+        return Moment(at, quotes, self.marks(second), updated, self.marks(second - 1))
 
     def marks(self, second: int) -> Marks:
-        known = self._moments.get(second)
-        return _AtSecond(self, self.mark, second) if known is None else known.marks
+        return _AtSecond(self, self.mark, second)
 
     def seen(self, second: int) -> Collection[str]:
         """Return the markets with a tick up to this second."""
@@ -386,7 +370,7 @@ class BacktestMarket:
         return {symbol: moment_of(self._prices[symbol].last_tick(second)) for symbol in self.seen(second)}
 
     def mark(self, symbol: str, second: int) -> Decimal:
-        """Return the mark at this second; between ticks, the mark of the last one."""
+        """Return the mark at this second; between ticks and after the end, the mark of the last one."""
         return self._prices[symbol].mark(second)
 
     def quote(self, symbol: str, second: int) -> Quote:
@@ -398,41 +382,48 @@ class BacktestMarket:
         ranges = {symbol: self._prices[symbol].extremes(first, last) for symbol in symbols}
         return PriceRanges(moment_of(last), ranges)
 
+    def excursion(self, trade: Trade) -> tuple[float, float]:
+        """Return how far the mark went against a trade (0 or below) and in its favor, in percent of the entry."""
+        first, last, marks = epoch_second(trade.opened_at), epoch_second(trade.closed_at), [float(trade.entry_price)]
+        while first <= last:
+            whole = (last + 1) // 60 * 60 - 1
+            end = whole if first % 60 == 0 and whole > first else min(last, first // 60 * 60 + 59)
+            seen = self._prices[trade.symbol].extremes(first, end)
+            marks += float(seen.lowest_mark), float(seen.highest_mark)
+            first = end + 1
+        moves = sorted(100 * trade.side.direction * (mark / marks[0] - 1) for mark in (min(marks), max(marks)))
+        return moves[0], moves[1]
+
     # --- views of agents ----------------------------------------------------------------------------------------------
 
     def observe(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket | None:
         """Return a market as an agent sees it; None before its first tick and after its end."""
         if self.seen_since[symbol] > second or not self.markets[symbol].is_listed(now):
             return None
-        if self._observed_at != now:
-            self._observed_at = now
-            self._observed = dict(self._prepared.get(now, {}))
-        key = symbol, shown
-        if key not in self._observed:
-            hour = now.replace(minute=0, second=0, microsecond=0)
-            computed = {
-                interval: self.indicator_history(symbol, interval, now, shown.series) for interval in shown.intervals
-            }
-            known_rate = self._known_rate(symbol, hour)
-            self._observed[key] = ObservedMarket.of(
-                self.markets[symbol],
-                self.moment(second).quotes[symbol],
-                now,
-                opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
-                opened_at_look=None,
-                book_imbalance=book_imbalance(self.moment(second).quotes[symbol].book) if shown.series > 1 else None,
-                funding_rate=self.funding_rate(symbol, hour) if known_rate is None else known_rate,
-                funding_history=self._known_funding(symbol, hour),
-                open_interest=None,
-                candles={
-                    interval: self._series[symbol, interval].shown(now, shown.candles, shown.series)
-                    for interval in shown.intervals
-                },
-                indicators={interval: values[-1] for interval, values in computed.items()},
-                indicator_history=computed,
-                supplementary=None,
-            )
-        return self._observed[key]
+        return self._observed(symbol, shown, second, now)
+
+    def _find_observed(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket:
+        hour, quote = now.replace(minute=0, second=0, microsecond=0), self.moment(second).quotes[symbol]
+        computed = {each: self.indicator_history(symbol, each, now, shown.series) for each in shown.intervals}
+        funding_rate, funding_history = self._funding(symbol, hour)
+        return ObservedMarket.of(
+            self.markets[symbol],
+            quote,
+            now,
+            opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
+            opened_at_look=None,
+            book_imbalance=book_imbalance(quote.book) if shown.series > 1 else None,
+            funding_rate=funding_rate,
+            funding_history=funding_history,
+            open_interest=None,
+            candles={
+                interval: self._series[symbol, interval].shown(now, shown.candles, shown.series)
+                for interval in shown.intervals
+            },
+            indicators={interval: values[-1] for interval, values in computed.items()},
+            indicator_history=computed,
+            supplementary=None,
+        )
 
     def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
         """Return the closed candles that are used for indicators."""
@@ -441,6 +432,12 @@ class BacktestMarket:
     def count_closed(self, symbol: str, interval: Interval, now: datetime) -> int:
         """Return the number of all candles that have closed by now."""
         return self._series[symbol, interval].count(now)
+
+    def _find_funding(self, symbol: str, hour: datetime) -> tuple[Decimal, tuple[Decimal, ...]]:
+        """Return the hourly funding rate that an agent sees in an hour, and those of the last hours."""
+        known = self._known_rate(symbol, hour)
+        rate = self.funding_rate(symbol, hour) if known is None else known
+        return rate, known_funding(partial(self._known_rate, symbol), hour)
 
     def _find_opened_a_day_ago(self, symbol: str, hour: datetime) -> float | None:
         return opened_a_day_ago(self.closed_candles(symbol, SESSION_INTERVAL, hour), hour)
@@ -453,20 +450,16 @@ class BacktestMarket:
         self, symbol: str, interval: Interval, now: datetime, count: int = SERIES_SHOWN
     ) -> tuple[Indicators, ...]:
         """Return the indicators at the ends of the last `count` intervals, ascending."""
-        second = epoch_second(now)
-        closed = second // _SPANS_S[interval], second // _SPANS_S[SESSION_INTERVAL]
-        known = self._indicators.get((symbol, interval))
-        if known is None or known[0] != closed or len(known[1]) < count:
-            known = self._indicators[symbol, interval] = closed, self._compute_history(symbol, interval, now, count)
-        return known[1][-count:]
+        step = min(INTERVALS[interval], INTERVALS[SESSION_INTERVAL])  # nothing closes within it
+        return self._history(symbol, interval, floor_time(now, step), count)
 
-    def _compute_history(self, symbol: str, interval: Interval, now: datetime, count: int) -> tuple[Indicators, ...]:
+    def _find_history(self, symbol: str, interval: Interval, now: datetime, count: int) -> tuple[Indicators, ...]:
         latest = self._compute(symbol, interval, now, is_latest=True)
         closed = self.closed_candles(symbol, interval, now)
         if not closed:
             return (latest,) * count
         ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(count - 1)]
-        return (*(self._compute(symbol, interval, end) for end in reversed(ends)), latest)
+        return (*(self._compute_at(symbol, interval, end) for end in reversed(ends)), latest)
 
     def _compute(self, symbol: str, interval: Interval, now: datetime, *, is_latest: bool = False) -> Indicators:
         """Return the indicators at a time; `is_latest`: at the last candles before it, also within a gap."""

@@ -30,7 +30,7 @@ from trader.core.files import append
 from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
-from trader.exchange.domain.account import AppliedTick, Marks
+from trader.exchange.domain.account import AppliedTick, Marks, Trade
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.sql.accounts import (
     DatabaseIdentity,
@@ -42,7 +42,7 @@ from trader.exchange.sql.accounts import (
 )
 from trader.exchange.sql.ledger import posting_rows, write_postings
 from trader.market.domain.markets import STALE_AFTER
-from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.domain.histories import AccountValues, Snapshot
 from trader.portfolio.sql.snapshots import SavedBaseline, insert_snapshots, upsert_baselines
 from trader.portfolio.tables import Results, empty
 from trader.settings.settings import Settings
@@ -127,6 +127,7 @@ class TableJournal(Journal):
 
     def __init__(self) -> None:
         self.tables = empty()
+        self.closed: list[Trade] = []  # as in the table of trades
 
     def post(self, posting: Posting) -> None:
         account_id = posting.account.id
@@ -136,6 +137,7 @@ class TableJournal(Journal):
                 fill.at, account_id, fill.symbol, fill.side.value, fill.quantity, fill.price, fee, fill.maker,
                 fill.cause.value,
             )  # fmt: skip
+        self.closed += posting.trades
         for trade in posting.trades:
             self.tables.trades.add(
                 account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
@@ -143,9 +145,10 @@ class TableJournal(Journal):
                 trade.confidence, trade.opened_at, trade.closed_at,
             )  # fmt: skip
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self.tables.equity.add(
-            snapshot.created_at, snapshot.account_id, snapshot.net_portfolio, snapshot.cash, snapshot.unrealized_pnl
+    def snapshots(self, values: AccountValues) -> None:
+        count = len(values.times)
+        self.tables.equity.extend(
+            values.times, [values.account_id] * count, values.worths, [values.cash] * count, values.gains
         )
 
     def finish(self, accounts: Sequence[ModelAccount]) -> Results:
@@ -192,9 +195,9 @@ class DatabaseJournal(Journal):
         self._postings.setdefault(posting.account.id, []).append(posting)
         self._kept += 1
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._snapshots.append(snapshot)
-        self._kept += 1
+    def snapshots(self, values: AccountValues) -> None:
+        self._snapshots += values.snapshots()
+        self._kept += len(values.times)
 
     @property
     def is_full(self) -> bool:

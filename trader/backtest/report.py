@@ -68,7 +68,10 @@ async def make_report(
     )
 
 
-_CONDITIONS: Final = ("seed", "preset", "capital", "takerFeeBps", "makerFeeBps", "latencyMs", "cadence", "strategy")
+_CONDITIONS: Final = (
+    "seed", "preset", "capital", "takerFeeBps", "makerFeeBps", "latencyMs", "cadence", "strategy", "capacity",
+    "files", "ledgerSha256",
+)  # fmt: skip
 
 _Ranked = Sequence[tuple[RankedModel, ModelAccount]]
 

@@ -43,6 +43,7 @@ def account_value(standing: RankedModel, followed: ModelAccount, starts_at: date
         "equity": standing.account.equity,
         "returnPercent": standing.return_percent,
         "maxDrawdownPercent": standing.drawdown,
+        "maxLeverage": max((each.leverage or 0.0 for each in followed.hours), default=0.0),
         "trades": standing.account.trades,
         "tradesWithinMinute": standing.account.within_minute,
         "decisions": standing.account.invocations,

@@ -1,19 +1,22 @@
 """Sweeps: backtests over parameters, seeds and periods, in parallel processes.
 
 Every run is a backtest in a separate folder, so an interrupted sweep resumes with the missing runs, and a run that
-fails or whose process dies does not affect the others. Evidence and a report take longer than a run of a day, so only
-the best run has them, in a run of its own.
+fails or whose process dies does not affect the others. Evidence, a report and tables take longer than a run of a day,
+so only the best run has them, in a run of its own.
 """
 
 import asyncio
+import inspect
 import itertools
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
+from trader.backtest.execution import Interrupts
+from trader.backtest.function import completed, run_backtest, spec_of
 from trader.backtest.spec import RESULT, BacktestSpec, data_files, environ_of, open_source, params_of
 from trader.backtest.sweep_result import (
     METRICS,
@@ -59,9 +64,9 @@ ShowRuns = Callable[[int, int], None]
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep: one backtest of `base` for each combination in `grid` and each of `seeds` consecutive seeds.
 
-    `walk_forward` is CHOOSE/TRY, such as 7d/1d, and `by` the metric that chooses. With `reports` every run has evidence
-    and a report. Its runs execute in `workers` processes (None: one per core), or on the workers of the Dask scheduler
-    at `cluster`.
+    `walk_forward` is CHOOSE/TRY, such as 7d/1d, and `by` the metric that chooses. With `reports` every run has
+    evidence, a report and tables. Its runs execute in `workers` processes (None: one per core), or on the workers of
+    the Dask scheduler at `cluster`.
     """
 
     base: BacktestSpec
@@ -77,14 +82,15 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the spec of a run, with absolute paths."""
         conditions = replace(self.base.conditions.placed(), seed=run.seed, start=run.period.start, end=run.period.end)
         entrants = replace(self.base.entrants.placed(), params=run.params)
-        folder = (self.base.out / RUNS / run.name).absolute()
+        folder, is_whole = (self.base.out / RUNS / run.name).absolute(), self.reports or run.role == BEST
         return replace(
             self.base,
             conditions=conditions,
             entrants=entrants,
             out=folder,
             has_database=False,
-            has_evidence=self.reports or run.role == BEST,
+            tables=self.base.tables if is_whole else None,
+            has_evidence=is_whole,
         )
 
 
@@ -171,7 +177,7 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
             cluster = Cluster(await stack.enter_async_context(client_of(spec.cluster)), inputs, base.trials)
         _begin(spec)
         workers = await stack.enter_async_context(Workers(spec.workers or os.cpu_count() or 1))
-        board = _Board(spec, count, workers, cluster, show)
+        board = _Board(spec, count, cluster or workers, show)
         done = await _carry_out(board, spec, folds)
         best = None
         for _, runs in ranked(done, METRICS[spec.by])[: 0 if folds else 1]:
@@ -185,6 +191,32 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     write_csv(base.out / TABLE, done)
     replace_file(base.out / PAGE, sweep_page(base.out.name, value))
     return value
+
+
+def run_sweep(
+    strategy: type[Any] | str, data: str | PathLike[str], params: Mapping[str, Any], *, out: str | Path, **options: Any
+) -> dict[str, Any]:
+    """Run the backtests of every combination of parameters in processes, and return the content of `sweep.json`.
+
+    A parameter has one value, or a list or range of them. `options` are those of `run_backtest`, and `seeds`,
+    `walk_forward` (such as "7d/1d"), `by`, `reports`, `workers` and `cluster` as in the command. A class must be at the
+    top of its file, and the sweep below `if __name__ == "__main__":`. An interrupted sweep resumes in its folder.
+
+    :raises SettingsError: an argument, the strategy's class or a parameter is wrong
+    :raises StartError: the candles cannot be read, or the folder holds something else
+    :raises TypeError: an option has another name
+    """
+    if isinstance(strategy, type):  # the processes load its file
+        strategy = f"{inspect.getsourcefile(strategy)}:{strategy.__qualname__}"
+    own = {name: options.pop(name) for name in SweepSpec.__struct_fields__ if name in options}
+    inspect.signature(run_backtest).bind(strategy, data, **options)  # no other names
+    if (by := own.get("by", "return")) not in METRICS:
+        raise SettingsError([f"by is {by!r}; it must be one of {', '.join(METRICS)}"])
+    values = {name: each if isinstance(each, list | tuple | range) else [each] for name, each in params.items()}
+    grid = tuple(dict(zip(values, map(str, each), strict=True)) for each in itertools.product(*values.values()))
+    with tempfile.TemporaryDirectory(prefix="trader-sweep-") as folder:
+        base = spec_of(Path(folder), strategy, data, out=out, **options)
+        return completed(sweep(SweepSpec(base=base, grid=grid, **own), lambda _done, _count: None), Interrupts())
 
 
 def _check_metric(by: str, period: SweepPeriod) -> None:
@@ -253,13 +285,9 @@ def _begin(spec: SweepSpec) -> None:
 class _Board:
     """Executes the runs of a sweep: as many at once as there are cores, or all of them on a cluster."""
 
-    def __init__(self, spec: SweepSpec, count: int, workers: Workers, cluster: Cluster | None, show: ShowRuns) -> None:
-        self._spec = spec
-        self._workers = workers
-        self._cluster = cluster
-        self._count = count
-        self._show = show
-        self._done = 0
+    def __init__(self, spec: SweepSpec, count: int, workers: Workers | Cluster, show: ShowRuns) -> None:
+        self._spec, self._workers, self._show = spec, workers, show
+        self._count, self._done = count, 0
         show(0, count)
 
     async def carry_out(self, runs: Sequence[SweepRun]) -> list[Done]:
@@ -271,7 +299,7 @@ class _Board:
         done = read_run(run, spec.out)
         if done is None:
             shutil.rmtree(spec.out, ignore_errors=True)
-            ended = await (self._workers if self._cluster is None else self._cluster).run(spec)
+            ended = await self._workers.run(spec)
             done = read_run(run, spec.out) or Done(run, failure=_reason(spec.out, *ended))
         self._done += 1
         self._show(self._done, self._count)

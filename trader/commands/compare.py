@@ -2,8 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any, NamedTuple
@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from trader.commands.command import Result, command, table
+from trader.core.clock import floor_time
 from trader.core.errors import SettingsError
 from trader.core.files import decode_json, read_regular
 from trader.core.intervals import percent, student_quantile
 from trader.core.statistics import grouped
-from trader.portfolio import tables as results
 from trader.portfolio.domain.evidence import compare, judge_family
 from trader.portfolio.domain.returns import ReturnSeries, mean_series
 
@@ -45,7 +45,16 @@ def compare_runs(options: argparse.Namespace) -> Result:
     the paired hours; `by seeds` is the interval of its mean over the paired seeds. The verdict is corrected for all
     rows together.
     """
-    runs = [_read(folder) for folder in options.runs]
+    rows = compare_folders(options.runs)
+    return Result({"rows": rows}, _lines(rows))
+
+
+def compare_folders(folders: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Return the rows of a comparison of backtests with the first: label, runs, mean return, difference and verdict.
+
+    :raises SettingsError: a folder holds no backtest, or all are the same but for the seed
+    """
+    runs = [_read(Path(folder)) for folder in folders]
     groups = grouped(runs, lambda run: run.key)
     if len(groups) < 2:
         raise SettingsError(["compare needs backtests that differ in more than the seed"])
@@ -56,12 +65,13 @@ def compare_runs(options: argparse.Namespace) -> Result:
         interval = statement.interval_percent
         why = statement.reason or verdict.word
         rows.append(_row(group, reference, None if interval is None else [interval.low, interval.high], why))
-    return Result({"rows": rows}, _lines(rows))
+    return rows
 
 
-class _Account(msgspec.Struct):
+class _Account(msgspec.Struct, rename="camel"):
     id: str
     provider: str
+    hourly_returns: Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=_HOURS_MAX)]
 
 
 class _Result(msgspec.Struct):
@@ -70,9 +80,8 @@ class _Result(msgspec.Struct):
     accounts: Annotated[list[_Account], msgspec.Meta(min_length=1)]
     options: dict[str, Any]
     strategy: dict[str, Any] | None
-    capital: Annotated[float, msgspec.Meta(gt=0)]
     seed: int | None
-    from_: str = msgspec.field(name="from")
+    from_: datetime = msgspec.field(name="from")
 
 
 def _read(folder: Path) -> _Run:
@@ -84,23 +93,13 @@ def _read(folder: Path) -> _Run:
     except (OSError, ValueError, TypeError) as error:  # includes errors of msgspec
         raise SettingsError([f"{folder} must be the folder of a backtest (result.json): {error}"]) from None
     accounts = result.accounts
-    own = next((each.id for each in accounts if each.provider == "strategy"), accounts[0].id)
-    same = {**result.options, "seed": None, "from": result.from_, "strategy": strategy, "account": own}
-    equity = results.load(folder).equity
-    is_own = equity["account"] == own
-    hours = equity["at"][is_own].astype("datetime64[h]").astype(np.int64)
-    last = {int(hour): worth for hour, worth in zip(hours, equity["equity"][is_own], strict=True)}
-    first, end = min(last, default=0), max(last, default=-1)
-    if end - first > _HOURS_MAX or not np.isfinite([*last.values()]).all():
-        raise SettingsError([f"{folder}: the table equity has times without equity, or more than {_HOURS_MAX} hours"])
-    values = [result.capital]
-    for hour in range(first, end + 1):
-        values.append(last.get(hour, values[-1]))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        returns = np.diff(np.log(values))
+    own = next((each for each in accounts if each.provider == "strategy"), accounts[0])
+    same = {**result.options, "seed": None, "from": result.from_, "strategy": strategy, "account": own.id}
+    with np.errstate(divide="ignore", invalid="ignore"):  # a loss of everything, and what follows it
+        returns = np.log1p(np.array(own.hourly_returns, dtype=np.float64))
     key = msgspec.json.encode(same, order="sorted").decode()
-    series = ReturnSeries(datetime.fromtimestamp(3600 * first, UTC), returns)
-    return _Run(f"{own} {params}".strip(), key, result.seed, series)
+    series = ReturnSeries(floor_time(result.from_, _HOUR), returns)
+    return _Run(f"{own.id} {params}".strip(), key, result.seed, series)
 
 
 def _paired(reference: Sequence[_Run], group: Sequence[_Run]) -> tuple[ReturnSeries | None, ReturnSeries | None]:

@@ -107,6 +107,11 @@ class Table:
         for (append, convert), value in zip(self._add, values, strict=True):
             append(convert(value))
 
+    def extend(self, *columns: Iterable[Any]) -> None:
+        """Add rows without missing values by their columns, in the order of the table's."""
+        for (column, kind), values in zip(self._kinds.items(), columns, strict=True):
+            self._columns[column].extend(map(float if kind == "number" else _TO_COLUMN[kind], values))
+
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add a row by the names of the columns."""
         self.add(*(row[column] for column in self._kinds))
@@ -256,7 +261,7 @@ def defused(cell: Any) -> Any:
 
 
 _TO_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
-    "time": lambda moment: _NO_TIME if moment is None else round((moment - EPOCH).total_seconds() * 1000),
+    "time": lambda moment: _NO_TIME if moment is None else round(moment.timestamp() * 1000),
     "text": lambda value: "" if value is None else str(value),
     "number": lambda value: float("nan") if value is None else float(value),
     "flag": bool,

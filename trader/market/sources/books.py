@@ -13,6 +13,9 @@ from itertools import accumulate, pairwise
 from math import exp, log, sqrt
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trader.market.domain.markets import Book, Calm, Level, Market, Quote
 from trader.market.sources.files import FileRow, Minutes
 
@@ -44,6 +47,11 @@ class Grid:
         prices, so the corners reach every half tick that the candle reaches.
         """
         return self.nearest(row.low), self.nearest(row.high), self.nearest(row.open), self.nearest(row.close)
+
+    def all_corners(self, minutes: Minutes) -> NDArray[np.int64]:
+        """Return what `corners` does of each candle: a row for each."""
+        prices = np.array([minutes.low, minutes.high, minutes.open, minutes.close]).T
+        return np.rint(prices * self.halves_per_unit).astype(np.int64)
 
     def price(self, halves: int) -> Decimal:
         return halves * self._half
@@ -77,13 +85,13 @@ def levels(market: Market, best_ticks: int, steps_ticks: Iterable[int], sizes: I
     `sizes` are in base units and rounded down to lots, but never below one lot. Levels without a positive price are
     left out.
     """
-    lots_per_unit = float(1 / market.lot)
-    side = []
+    tick, lot, side = market.tick, market.lot, []
+    lots_per_unit = float(1 / lot)
     ticks = best_ticks
     for step, size in zip(steps_ticks, sizes, strict=True):
         if ticks <= 0:
             break
-        side.append(Level(ticks * market.tick, max(1, int(size * lots_per_unit)) * market.lot))
+        side.append(Level(ticks * tick, max(1, int(size * lots_per_unit)) * lot))
         ticks += step
     return tuple(side)
 

@@ -54,6 +54,8 @@ _USUAL_BP_MIN: Final = 0.2
 
 _BLOCK: Final = 16
 """How many minutes are drawn together, with the same tilts."""
+_AHEAD: Final = 64
+"""How many minutes without leaders are drawn together, which one reader at even steps needs next."""
 _WEEK: Final = 7 * _DAY // _BLOCK
 _STEPS: Final = (1, 5, 15, 30, 60, 240)
 """Steps in minutes at which agents decide, and so read the minute before each decision."""
@@ -139,7 +141,7 @@ class MinutePaths:
         self._minutes: Places = np.array(minutes.minute)
         self._leaders = leaders[:LEADERS_MAX]
         self._pool = walk_pool()
-        self._candles = np.array([grid.corners(minutes[place]) for place in range(len(minutes))], dtype=float)
+        self._candles = grid.all_corners(minutes).astype(float)
         low, high, opened, close = self._candles.reshape(-1, 4).T
         self._moves = (close - opened) / opened
         self._ranges = (high - low) / opened
@@ -169,7 +171,7 @@ class MinutePaths:
                 if len(self._drawn) > _WEEK * _BLOCK:
                     self._drawn.clear()
                 self._keep(
-                    np.arange(place, min(place + _BLOCK * step, len(self._minutes)), step)
+                    np.arange(place, min(place + _AHEAD * step, len(self._minutes)), step)
                     if step
                     else np.array([place])
                 )

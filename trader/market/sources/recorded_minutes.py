@@ -16,6 +16,7 @@ class RecordedMinutes(ABC):
     def __init__(self, row: SimulatedMarket, minutes: Minutes) -> None:
         self.minutes = minutes
         self.grid = Grid(row.rules)
+        self._corners = self.grid.all_corners(minutes)
         self._model = BookModel(self.grid, row.calm)
         self._trailing_day = TrailingDay(float(row.rules.tick), minutes)
 
@@ -31,7 +32,10 @@ class RecordedMinutes(ABC):
     def corners(self, minute: int) -> HalfTickCandle | None:
         """Return the minute's low, high, open and close in half ticks; None within a gap."""
         place = self.place(minute)
-        return None if place is None else self.grid.corners(self.minutes[place])
+        if place is None:
+            return None
+        low, high, opened, close = self._corners[place].tolist()
+        return low, high, opened, close
 
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the minute's seconds in half ticks; none within a gap."""

@@ -186,14 +186,12 @@ class WalkPool:
         parts: list[Floats] = []
         kinds: list[int] = []
         for kind, draw in enumerate(KINDS):
-            rng = Random(f"{_POOL_SEED}:{kind}")
-            for _ in range(_FAMILIES_PER_KIND):
-                heights, ranges = _family(draw(rng), rng)
-                total = ranges.sum()
-                if total:  # else a family without a jump
-                    families.append(heights)
-                    parts.append(ranges / total)
-                    kinds.append(kind)
+            of_kind, ranges = _families(draw, Random(f"{_POOL_SEED}:{kind}"))
+            totals = ranges.sum(axis=1, keepdims=True)
+            has_moved = totals[:, 0] > 0  # else a family without a jump
+            families.append(of_kind[has_moved].reshape(-1, SECONDS))
+            parts.append((ranges[has_moved] / totals[has_moved]).ravel())
+            kinds += [kind] * int(has_moved.sum())
         heights = np.concatenate(families)
         self._heights = heights.astype(np.uint16)
         """A row of sixty per walk."""
@@ -249,32 +247,37 @@ def walk_pool() -> WalkPool:
     return WalkPool()
 
 
-def _family(moves: Sequence[float], rng: Random) -> tuple[Floats, Floats]:
-    """Return the heights of a family's walks, and their ranges."""
-    seconds = _seconds(np.array(moves).reshape(MOVES, -1))
-    columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
-    return _heights(seconds[np.arange(MOVES), _SIGNS[:, columns]])
+def _families(draw: WalkKind, rng: Random) -> tuple[Floats, Floats]:
+    """Return the heights of the walks of a kind's families, and their ranges: the first axis is families."""
+    drawn = [(draw(rng), rng.sample(range(1, len(_SIGNS)), k=MOVES)) for _ in range(_FAMILIES_PER_KIND)]
+    moves, columns = (np.array(each) for each in zip(*drawn, strict=True))
+    seconds = _seconds(moves.reshape(_FAMILIES_PER_KIND, MOVES, -1))
+    signs = _SIGNS[:, columns].swapaxes(0, 1)
+    walks = seconds[np.arange(_FAMILIES_PER_KIND)[:, None, None], np.arange(MOVES), signs]
+    heights, ranges = _heights(walks.reshape(-1, MOVES, walks.shape[-1]))
+    return heights.reshape(_FAMILIES_PER_KIND, -1, SECONDS), ranges.reshape(_FAMILIES_PER_KIND, -1)
 
 
 def _seconds(moves: Floats) -> Floats:
-    """Sum up each row of moves, as drawn and mirrored: the second axis.
+    """Sum up the moves within each second of each family, as drawn and mirrored: the third axis.
 
     The last axis is the net move, the rise and the (negative) fall, and whether each is reached at its end (1).
     """
-    levels = np.cumsum(np.pad(moves, ((0, 0), (1, 0))), axis=1)
-    net, rise, fall = levels[:, -1], levels.max(axis=1), levels.min(axis=1)
-    at_rise, at_fall = _nearer_ends(levels.argmax(axis=1), moves), _nearer_ends(levels.argmin(axis=1), moves)
+    levels = np.zeros((*moves.shape[:-1], moves.shape[-1] + 1))
+    np.cumsum(moves, axis=-1, out=levels[..., 1:])
+    net, rise, fall = levels[..., -1], levels.max(axis=-1), levels.min(axis=-1)
+    at_rise, at_fall = (_nearer_ends(places, moves) for places in (levels.argmax(axis=-1), levels.argmin(axis=-1)))
     drawn, mirrored = (net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)
-    return np.array([drawn, mirrored]).transpose(2, 0, 1)
+    return np.array([drawn, mirrored]).transpose(2, 3, 0, 1)
 
 
 def _nearer_ends(places: NDArray[np.int64], moves: Floats) -> NDArray[np.bool_]:
     """Return for each second whether its end is nearer. Open and close never stand in for a nearby extreme."""
-    parts = moves.shape[1]
+    parts = moves.shape[-1]
     is_within = (places > 0) & (places < parts)
     is_end: NDArray[np.bool_] = 2 * places >= parts
-    is_end[0] |= is_within[0]
-    is_end[-1] &= ~is_within[-1]
+    is_end[:, 0] |= is_within[:, 0]
+    is_end[:, -1] &= ~is_within[:, -1]
     return is_end
 
 

@@ -1,10 +1,11 @@
 """Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
+from operator import add
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -120,26 +121,50 @@ def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
     return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
+class AccountValues(NamedTuple):
+    """The values of an account at several times, between which nothing changed but the marks: columns of snapshots."""
+
+    account_id: str
+    run_id: UUID
+    cash: Decimal
+    sequence: int
+    times: Sequence[datetime]
+    gains: Sequence[Decimal]
+    worths: Sequence[Decimal]
+    leverages: Sequence[float]
+
+    @classmethod
+    def of(cls, account: Account, marks: Mapping[str, Sequence[Decimal]], times: Sequence[datetime]) -> "AccountValues":
+        """Return the values at these times; `marks` has a mark at each of them for every position."""
+        gains = notionals = [ZERO] * len(times)
+        for position in account.positions.values():
+            gains = list(map(add, gains, map(position.unrealized, marks[position.symbol])))
+            notionals = list(map(add, notionals, map(position.notional, marks[position.symbol])))
+        cash = account.cash
+        worths = [cash + gain for gain in gains]
+        leverages = list(map(_leverage, notionals, worths))
+        return cls(account.id, account.run.id, cash, account.sequence, times, gains, worths, leverages)
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Yield the snapshots, ascending."""
+        for at, gain, worth, leverage in zip(self.times, self.gains, self.worths, self.leverages, strict=True):
+            yield Snapshot(
+                account_id=self.account_id,
+                run_id=self.run_id,
+                net_portfolio=worth,
+                cash=self.cash,
+                unrealized_pnl=gain,
+                created_at=at,
+                leverage=leverage,
+                sequence=self.sequence,
+            )
+
+
 def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
     """Return the account's value at the marks; None if one of its markets has no price yet."""
-    gain = notional = ZERO
-    for position in account.positions.values():
-        mark = marks.get(position.symbol)
-        if mark is None:
-            return None
-        gain += position.unrealized(mark)
-        notional += position.notional(mark)
-    cash = account.cash
-    return Snapshot(
-        account_id=account.id,
-        run_id=account.run.id,
-        net_portfolio=cash + gain,
-        cash=cash,
-        unrealized_pnl=gain,
-        created_at=at,
-        leverage=_leverage(notional, cash + gain),
-        sequence=account.sequence,
-    )
+    if any(symbol not in marks for symbol in account.positions):
+        return None
+    return next(AccountValues.of(account, {symbol: [marks[symbol]] for symbol in account.positions}, [at]).snapshots())
 
 
 def _leverage(notional: Decimal, value: Decimal) -> float:

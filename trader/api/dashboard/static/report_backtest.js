@@ -2,7 +2,7 @@
 // The report of a backtest: that of a season with the figures and months of each account, and its trades on candles.
 import { CandleChart, HEIGHT_PX, levelsOf, marksOf } from './candles.js'
 import { onGround } from './colors.js'
-import { Facts } from './components.js'
+import { Facts, Table } from './components.js'
 import { percent, number, signed, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { Section, Sheet, figure, gain, text } from './report.js'
@@ -16,8 +16,13 @@ const MONTHS = `The return of each calendar month in UTC, from the equity at its
 const CANDLES = `Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one.`
 const DRAWN = ` Lines and panels are the strategy's own series, each with its last value within a candle.`
 
+const TRADES = `The completed trades of every account; a column sorts them.`
+const GROUPS = `Completed trades by market, and by the weekday and the hour, in UTC, of their entry.`
+const weekday = new Intl.DateTimeFormat('en-GB', { weekday: 'long', timeZone: 'UTC' })
+const TRADES_SHOWN = 100
+
 /** What the run was made with. */
-const factsOf = ({ seed, preset, capital, takerFeeBps, makerFeeBps, latencyMs, cadence, strategy }) => [
+const factsOf = ({ seed, preset, capital, takerFeeBps, makerFeeBps, latencyMs, cadence, strategy, ...made }) => [
   ['Seed', String(seed)],
   ['Preset', preset],
   ['Capital', number(capital)],
@@ -25,8 +30,30 @@ const factsOf = ({ seed, preset, capital, takerFeeBps, makerFeeBps, latencyMs, c
   ['Maker fee, bp', number(makerFeeBps)],
   ['Latency, ms', whole(latencyMs)],
   ['Decides every', cadence],
-  ...(strategy ? [['Strategy', strategy.class], ...Object.entries(strategy.params)] : []),
+  ...(strategy
+    ? [['Strategy', strategy.class], ['Its file', digest(strategy.sha256)], ...Object.entries(strategy.params)]
+    : []),
+  ...Object.entries(made.capacity ?? {}).map(([symbol, one]) => [
+    `Surcharge of ${symbol}, bp`,
+    number(one.surchargeBps),
+  ]),
+  ...Object.entries(made.files ?? {}).map(([name, sha256]) => [name, digest(sha256)]),
+  ...(made.ledgerSha256 ? [['Ledger', digest(made.ledgerSha256)]] : []),
 ]
+
+const digest = sha256 => html`<code title=${sha256}>${sha256.slice(0, 12)}</code>`
+
+/** The trades with one name each, in the order of these names. */
+function grouped(trades, nameOf) {
+  const found = new Map()
+  for (const one of trades) found.set(nameOf(one), [...(found.get(nameOf(one)) ?? []), one.netPnl])
+  return [...found].sort().map(([name, nets]) => ({
+    name,
+    trades: nets.length,
+    net: nets.reduce((sum, net) => sum + net, 0),
+    won: (100 * nets.filter(net => net > 0).length) / nets.length,
+  }))
+}
 
 const iso = seconds => new Date(seconds * 1000).toISOString()
 const ratio = (key, title) => figure(key, title, value => number(value))
@@ -34,6 +61,18 @@ const share = (key, title, places = 1) => figure(key, title, value => percent(va
 
 export function Report({ data }) {
   const { figures, listings, markets, months, monthly } = data
+  const trades = useMemo(() => markets.flatMap(({ symbol, trades }) => trades.map(one => ({ ...one, symbol }))), [])
+  const groups = useMemo(
+    () => [
+      ...grouped(trades, one => one.symbol),
+      ...grouped(trades, one => `${(new Date(one.openedAt).getUTCDay() + 6) % 7}`).map(one => ({
+        ...one,
+        name: weekday.format(new Date(Date.UTC(2024, 0, 1 + Number(one.name)))),
+      })),
+      ...grouped(trades, one => `${one.openedAt.slice(11, 13)}:00`),
+    ],
+    [],
+  )
   const known = { byId: new Map(), colorOf: id => onGround(data.colors[id] ?? '#888888') }
   return html`<${SeasonReport} data=${data}>
     ${data.conditions && html`<${Section} title="Conditions"><div class="panel"><${Facts} rows=${factsOf(data.conditions)} /></div></${Section}>`}
@@ -56,6 +95,24 @@ export function Report({ data }) {
       columns=${[text('name', 'account'), ...months.map(month => gain(month, month, '\u00a0%'))]} /></${Section}>
     <${Section} title="Trades on the market" words=${[CANDLES + (markets.some(one => one.series.length) ? DRAWN : ''), ...listings].join(' ')}>
       <div id="markets">${markets.map(one => html`<${Market} key=${one.symbol} market=${one} known=${known} />`)}</div></${Section}>
+    <${Section} title="Trades by time and market" words=${GROUPS}><${Sheet} label="Groups" rows=${groups} columns=${[
+      text('name', 'of'),
+      figure('trades', 'trades'),
+      gain('net', 'net'),
+      share('won', 'won'),
+    ]} /></${Section}>
+    <${Section} title="List of trades" words=${TRADES}><div class="panel"><${Table} label="List of trades" rows=${trades}
+      first=${TRADES_SHOWN} empty="None." columns=${[
+        text('openedAt', 'opened'),
+        text('closedAt', 'closed'),
+        text('modelName', 'account'),
+        text('symbol', 'market'),
+        text('side', 'side'),
+        figure('entryPrice', 'entry', value => String(value)),
+        figure('exitPrice', 'exit', value => String(value)),
+        text('closeReason', 'closed by'),
+        gain('netPnl', 'net'),
+      ]} /></div></${Section}>
   </${SeasonReport}>`
 }
 
