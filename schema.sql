@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS service_state (
     key_names       text[],
     heartbeat_at    timestamptz,
     venue_url           text,
-    venue_account_index bigint CHECK (venue_account_index >= 0),
+    venue_account_index text CHECK (venue_account_index ~ '^([0-9]{1,15}|0x[0-9a-f]{40})$'),
     CONSTRAINT live_has_a_venue CHECK ((trading_mode = 'live') = (venue_url IS NOT NULL)),
     CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL))
 );
@@ -85,7 +85,8 @@ CREATE TABLE IF NOT EXISTS models (
     logo              text,
     active            boolean NOT NULL DEFAULT true,
     created_at        timestamptz NOT NULL,
-    venue_account_index bigint CHECK (venue_account_index >= 0),  -- null: VENUE_ACCOUNT_INDEX
+    venue_account_index text CHECK (venue_account_index ~ '^([0-9]{1,15}|0x[0-9a-f]{40})$'),  -- null: VENUE_ACCOUNT_INDEX
+    venue_key_variable text CHECK (venue_key_variable ~ '^[A-Z][A-Z0-9_]{0,40}_VENUE_API_KEY$'),  -- null: VENUE_API_KEY
     configuration     jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(configuration) = 'object')
 );
 
@@ -382,8 +383,8 @@ CREATE TABLE IF NOT EXISTS orders (
     leveraged          boolean NOT NULL,
     exit_notional      amount  CHECK (exit_notional > 0),
     gross_pnl          amount ,
-    fees               amount  NOT NULL CHECK (fees >= 0),
-    liquidation_fees   amount  NOT NULL DEFAULT 0 CHECK (liquidation_fees >= 0 AND liquidation_fees <= fees),
+    fees               amount  NOT NULL, -- negative: rebates
+    liquidation_fees   amount  NOT NULL DEFAULT 0 CHECK (liquidation_fees >= 0),
     funding            amount  NOT NULL,
     net_pnl            amount ,
     insurance          amount  NOT NULL DEFAULT 0 CHECK (insurance >= 0),
@@ -478,7 +479,7 @@ CREATE TABLE IF NOT EXISTS fills (
     side            text NOT NULL CHECK (side IN ('buy', 'sell')),
     quantity        amount  NOT NULL CHECK (quantity > 0),
     price           amount  NOT NULL CHECK (price > 0),
-    fee             amount  NOT NULL CHECK (fee >= 0),
+    fee             amount  NOT NULL,
     liquidation_fee amount  NOT NULL CHECK (liquidation_fee >= 0),
     maker           boolean NOT NULL,
     cause           text NOT NULL CHECK (cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
@@ -524,7 +525,7 @@ CREATE INDEX IF NOT EXISTS insurance_payments_by_run ON insurance_payments (run_
 -- Live trading only: the venue account of each account, which never changes, and when the two last agreed.
 CREATE TABLE IF NOT EXISTS venue_accounts (
     account_id    text PRIMARY KEY REFERENCES accounts,
-    account_index bigint NOT NULL UNIQUE CHECK (account_index >= 0),
+    account_index text NOT NULL UNIQUE CHECK (account_index ~ '^([0-9]{1,15}|0x[0-9a-f]{40})$'),
     agreed_at     timestamptz NOT NULL
 );
 
@@ -573,12 +574,13 @@ CREATE TABLE IF NOT EXISTS venue_trades (
     trade_id     bigint NOT NULL,
     run_id       uuid NOT NULL,
     client_index bigint,
-    kind         text NOT NULL,
+    kind         text NOT NULL, -- the venue's word
+    cause        text NOT NULL CHECK (cause IN ('manual', 'liquidation', 'ended')),  -- if none of our orders made it
     symbol       text NOT NULL,
     side         text NOT NULL CHECK (side IN ('buy', 'sell')),
     quantity     amount  NOT NULL CHECK (quantity > 0),
     price        amount  NOT NULL CHECK (price > 0),
-    fee_rate     amount  NOT NULL CHECK (fee_rate >= 0),
+    fee_rate     amount  NOT NULL,
     maker        boolean NOT NULL,
     traded_at    timestamptz NOT NULL,
     PRIMARY KEY (account_id, trade_id),

@@ -205,7 +205,7 @@ async def test_calls_executed_at_a_venue_are_not_reproduced_on_paper(floor: Floo
     record = await run_one(floor, calls, hold())
     async with floor.database.connection() as conn:
         await conn.execute(
-            "UPDATE service_state SET trading_mode = 'live', venue_url = 'https://venue', venue_account_index = 1"
+            "UPDATE service_state SET trading_mode = 'live', venue_url = 'https://venue', venue_account_index = '1'"
         )
         await conn.execute("UPDATE fills SET price = price + 1")  # at a price that no book of the simulator has
     reproduction = await again(floor, record)

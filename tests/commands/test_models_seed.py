@@ -97,7 +97,7 @@ async def test_a_live_model_gets_its_venue_account_without_paper_capital(
     async with database.connection() as conn:
         indexes = {model.id: model.venue_account_index for model in await select_models(conn)}
         assert await select_accounts(conn) == {}
-    assert indexes == {"deepseek-apex": None, "rules-c": 12}, "a file that does not name it leaves it"
+    assert indexes == {"deepseek-apex": None, "rules-c": "12"}, "a file that does not name it leaves it"
 
 
 async def test_one_model_is_seeded_by_arguments(database: Database, dsn: str) -> None:

@@ -129,7 +129,6 @@ async def test_positions_and_closed_trades_fit(books: Database) -> None:
         {"quantity": "0"},
         {"quantity": "-1"},
         {"margin": "0"},
-        {"fees": "-1"},
         {"side": "'BUY'"},
         {"status": "'DONE'"},
         {"symbol": "NULL"},
@@ -149,7 +148,6 @@ async def test_positions_and_closed_trades_fit(books: Database) -> None:
         CLOSED | {"side": "'SHORT'"},
         CLOSED | {"closing": "'stop'"},
         {"closing_at": "now()"},
-        CLOSED | {"liquidation_fees": "2"},
     ],
     ids=lambda columns: " ".join(f"{name}={text}" for name, text in columns.items() if CLOSED.get(name) != text),
 )

@@ -37,7 +37,7 @@ from trader.live.venues import VENUES
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.feed import MarketFeed
 from trader.portfolio.audit import audit
-from trader.settings.forms import one_of
+from trader.settings.forms import Secret, one_of
 from trader.settings.settings import PRESET_VENUES, VARIABLES, Settings
 
 ZERO = Decimal(0)
@@ -115,7 +115,7 @@ class MemoryAccount:
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
         return ZERO, ZERO
 
-    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
+    async def fills_of(self, client_index: int, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
         return [fill for fill in self.fills if fill.trade_id == venue_index]
 
     async def fills_since(self, since: datetime) -> list[VenueFill]:
@@ -153,11 +153,11 @@ class MemoryVenue:
     """The package of this venue, and its single account."""
 
     url = "memory://venue"
-    default_index = 7
+    default_account = "7"
 
     def __init__(self, clock: Clock, prices: Mapping[str, Decimal]) -> None:
         self.source = ScriptedSource()
-        self.budget = RequestBudget(60, per_kind=40)
+        self.keys: dict[str, Secret] = {}
         self.only_account = MemoryAccount(clock, prices)
         self.budget = RequestBudget(60, per_kind=40)
         self.is_proven = self.is_halted = self.is_closed = False
@@ -173,8 +173,8 @@ class MemoryVenue:
     def prove(self) -> None:
         self.is_proven = True
 
-    async def account(self, index: int) -> MemoryAccount:
-        assert index == self.default_index
+    async def account(self, name: str) -> MemoryAccount:
+        assert name == self.default_account
         return self.only_account
 
     def halt(self) -> None:

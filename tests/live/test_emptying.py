@@ -190,8 +190,8 @@ def test_the_command_takes_a_key_file_of_its_own(
         async def close(self) -> None:
             pass
 
-    def make_closer(url: str, account: int, index: int, given: Secret) -> Found:
-        assert (url, account, index, given.reveal()) == (lighter.ADDRESS, 7, 5, PLAIN_KEY)
+    def make_closer(url: str, account: str, index: int, given: Secret) -> Found:
+        assert (url, account, index, given.reveal()) == (lighter.ADDRESS, "7", 5, PLAIN_KEY)
         return Found()
 
     key.write_text(f"{PLAIN_KEY}\n")

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 from support.fake_exchange import AT_ONCE
-from support.fake_ledger import ACCOUNT, KEY_INDEX
+from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, public_key_of
 from support.fake_venue import IDS
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
@@ -124,6 +124,20 @@ async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> 
     position = bench.account().positions["BTC"]
     assert (position.quantity, position.entry_price, bench.account().resting) == (D("0.4"), D(93000), ())
     assert bench.account().fees == D("0.4") * 93000 * 40 / 1_000_000, "a maker's fee"
+
+
+async def test_a_makers_rebate_is_booked_as_a_negative_fee(bench: Bench) -> None:
+    bench.venue.maker_fee = -30
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    await bench.see({"BTC": "92990.0"})
+    await bench.synchronize()
+    await bench.agree()
+    assert bench.account().fees == D("-1.116")
+    bench.venue.liquidate("BTC", "-0.4")
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    assert not bench.account().positions
+    await bench.agree()
 
 
 async def test_a_resting_order_is_canceled_at_the_venue(bench: Bench) -> None:
@@ -713,6 +727,25 @@ async def test_two_models_never_share_an_account(database: Database) -> None:
         await bench.agree("one", ACCOUNT)
         assert bench.account("two").run.initial_capital == 500
         assert "idle" not in bench.exchange.accounts
+        await bench.stop()
+
+
+async def test_a_row_may_name_the_key_of_its_account(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        await add_model(database, "two", 8, key_variable="TWO_VENUE_API_KEY")
+        bench.venue.open(8).keys = {KEY_INDEX: public_key_of("cd" * 40)}
+        unset, wrong = (
+            (dict[str, str](), "which is not set"),
+            ({"TWO_VENUE_API_KEY": PLAIN_KEY}, "not the private part"),
+        )
+        for given, reason in (unset, wrong):
+            with pytest.raises(StartError, match=reason):
+                await bench.start(**given)
+            await bench.stop()
+        await bench.start(TWO_VENUE_API_KEY="cd" * 40)
+        await bench.tell()
+        assert (await bench.buy("0.01", account_id="two", leverage=D(5))).status is OrderStatus.FILLED
         await bench.stop()
 
 

@@ -301,7 +301,13 @@ LIVE = {
 def test_live_needs_the_venues_credentials() -> None:
     reported = problems({**KEY, "TRADING_MODE": "live"})
     assert [problem.partition(":")[0] for problem in reported] == ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"]
-    assert load(LIVE).venue_account_index == 0
+    assert load(LIVE).venue_account_index == "0"
+    address = "0x" + "Ab" * 20
+    assert (
+        load({**LIVE, **dict.fromkeys(("VENUE_ACCOUNT_INDEX", "LIVE_CONFIRM"), address)}).live_confirm
+        == address.lower()
+    )
+    assert len(problems({**KEY, **LIVE, "VENUE_ACCOUNT_INDEX": "0x12"})) == 1
     assert "MARKET_SOURCE" in problems({**KEY, **LIVE, "MARKET_SOURCE": "synthetic"})[0]
     assert "TRADING_MODE" in problems({**KEY, **LIVE}, demo=True)[0]
 
@@ -484,7 +490,9 @@ def test_every_unknown_name_is_a_mistake_in_the_file_but_not_in_the_environment(
 @pytest.mark.parametrize("key", ["0x12", "g" * 80, "12 34"])
 def test_a_venue_key_has_80_hexadecimal_digits_and_is_not_shown(key: str) -> None:
     (reported,) = problems({**KEY, "VENUE_API_KEY": key})
-    assert reported == "VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits"
+    assert (
+        reported == "VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits, or of a wallet, 64"
+    )
 
 
 def test_a_missing_recording_is_a_mistake(tmp_path: Path) -> None:

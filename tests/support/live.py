@@ -25,7 +25,7 @@ from support.venue import without_depth
 from support.waiting import turns
 
 from trader.agents.domain.models import Model
-from trader.agents.sql.models import update_venue_account_index, upsert_model
+from trader.agents.sql.models import update_venue_account, upsert_model
 from trader.core.events import Event, EventBus, MarketChecked
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
@@ -231,7 +231,7 @@ class Bench:
             await asyncio.sleep(0.01)
 
     @property
-    def traded(self) -> list[int]:
+    def traded(self) -> list[str]:
         """The venue's accounts that are traded."""
         names = list(self.exchange.accounts)
         return [self.exchange.live_account(name).account_index for name in names]
@@ -324,14 +324,17 @@ def standing_protection(ledger: Ledger) -> set[tuple[int, str, Decimal, Decimal]
     }
 
 
-async def add_model(database: Database, model_id: str, index: int | None = None, *, active: bool = True) -> Model:
+async def add_model(
+    database: Database, model_id: str, index: int | str | None = None, *, active: bool = True,
+    key_variable: str | None = None,
+) -> Model:  # fmt: skip
     model = Model(
         id=model_id, name=model_id, variant=VariantId.APEX, provider="rules", router_model_name="rules/apex",
         created_at=START, active=active,
     )  # fmt: skip
     async with database.transaction() as conn:
         await upsert_model(conn, model)
-        await update_venue_account_index(conn, model_id, index)
+        await update_venue_account(conn, model_id, None if index is None else str(index), key_variable)
     return model
 
 

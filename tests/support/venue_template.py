@@ -82,12 +82,12 @@ class TemplateRecords:
         """Convert basis points or millionths to fractions."""
         raise NotImplementedError
 
-    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
+    async def fills_of(self, client_index: int, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
         """Read all pages, and drop trades that two pages repeat."""
         raise NotImplementedError
 
     async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
-        """Give forced trades a `kind` by which `VenueFill.cause` recognizes them."""
+        """Say the `cause` of those that none of our orders made, such as liquidations."""
         raise NotImplementedError
 
     async def fundings_since(self, since: datetime) -> Sequence[VenueFunding]:
@@ -120,15 +120,16 @@ class TemplateAccounts:
         if settings.venue_account_index is None or settings.venue_api_key is None:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = settings.venue_url or "https://api.venue.example"
-        self.default_index = settings.venue_account_index
+        self.default_account = settings.venue_account_index
+        self.keys: dict[str, Secret] = {}
         self.budget = RequestBudget(60, per_kind=40)
 
     def prove(self) -> None:
         """Sign a sample order, and compare every signed field with its input."""
         raise NotImplementedError
 
-    async def account(self, index: int) -> TemplateAccount:
-        """Keep one account per index: two would draw the same nonces."""
+    async def account(self, name: str) -> TemplateAccount:
+        """Keep one account per name: two would draw the same nonces."""
         raise NotImplementedError
 
     def halt(self) -> None:
@@ -152,6 +153,6 @@ def make_accounts(settings: Settings) -> VenueAccounts:
     return TemplateAccounts(settings)
 
 
-def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:
     """Use nothing that the service uses to decide: this must work when the service is what is broken."""
     raise NotImplementedError

@@ -46,7 +46,10 @@ from trader.settings.toml_lines import (
 )
 
 Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+VenueAccount = (
+    Annotated[int, msgspec.Meta(ge=0, lt=2**48)] | Annotated[str, msgspec.Meta(pattern="^0x[0-9a-fA-F]{40}$(?!\n)")]
+)
+VenueKeyVariable = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]{0,40}_VENUE_API_KEY$(?!\n)")]
 ReplicateCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 AI_FIELDS = (
@@ -73,7 +76,8 @@ PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 4_600, 4_000, 300
 class ModelEntry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model from the file or the arguments, with its configuration fields at the top level.
 
-    `replicates` is the number of models with this configuration, each with its own account.
+    `venue_key_variable` names the variable with the venue's key to its account. `replicates` is the number of models
+    with this configuration, each with its own account.
     """
 
     id: ModelId
@@ -85,7 +89,8 @@ class ModelEntry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_f
     logo: Line | None = None
     active: bool = True
     initial_capital: Capital | None = None
-    venue_account_index: VenueAccountIndex | None = None
+    venue_account_index: VenueAccount | None = None
+    venue_key_variable: VenueKeyVariable | None = None
     replicates: ReplicateCount = 1
 
     @property

@@ -448,7 +448,7 @@ class BackupFacts(NamedTuple):
     schema_version: int
     market_identity: str
     trading_mode: str
-    venue_account: int | None
+    venue_account: str | None
 
 
 async def _read_facts(file: Path) -> BackupFacts:
@@ -472,9 +472,7 @@ async def _read_facts(file: Path) -> BackupFacts:
             "Restore it with the newer version."
         )
     account = state.get("venue_account_index", _NULL)
-    return BackupFacts(
-        version, state["market_identity"], state["trading_mode"], None if account == _NULL else int(account)
-    )
+    return BackupFacts(version, state["market_identity"], state["trading_mode"], None if account == _NULL else account)
 
 
 @asynccontextmanager

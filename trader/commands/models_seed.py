@@ -28,7 +28,7 @@ from trader.agents.sql.models import (
     select_models,
     update_model_active,
     update_provider_definition,
-    update_venue_account_index,
+    update_venue_account,
     upsert_model,
 )
 from trader.backtest.history import history_database, past_of, write_history
@@ -349,8 +349,10 @@ async def create_models(
             configuration=entry.configuration,
         )  # fmt: skip
         await upsert_model(conn, model)
-        if entry.venue_account_index is not None:
-            await update_venue_account_index(conn, entry.id, entry.venue_account_index)
+        named = entry.venue_account_index
+        if named is not None or entry.venue_key_variable is not None:
+            venue_account = None if named is None else str(named).lower()
+            await update_venue_account(conn, entry.id, venue_account, entry.venue_key_variable)
         if opening.is_live:
             continue
         capital = opening.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)

@@ -16,9 +16,11 @@ from trader.settings.forms import VENUE_KEY, Secret
 
 
 def _key_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("account", type=int, help="index of the account at the venue")
+    parser.add_argument("account", help="the account at the venue: its index or address")
     parser.add_argument("--key-file", type=Path, required=True, help="file with the private part of an API key")
-    parser.add_argument("--key-index", type=int, required=True, help="index of that key, not the service's")
+    parser.add_argument(
+        "--key-index", type=int, default=0, help="index of that key, not the service's, where the venue has indexes"
+    )
     parser.add_argument("--venue", choices=sorted(VENUES), default="lighter", help="default: lighter")
 
 

@@ -74,7 +74,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
         if not EMBEDDED_FOLDER.exists():
             require_provider(settings)  # a new database has no model with a keyless provider: so nothing is created
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-        name = database_name(source.identity, None if accounts is None else accounts.default_index)
+        name = database_name(source.identity, None if accounts is None else accounts.default_account)
         if not await server.has_database(name):
             require_provider(settings)
         dsn = await server.ensure_database(name)
@@ -125,11 +125,11 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
     :raises SettingsError: there is no AI provider
     """
     accounts = await _open_venue(settings, stack)
-    where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
+    where = "" if accounts is None else f": account {accounts.default_account} at {accounts.url}"
     source = make_source(settings)
     await source.open()
     stack.push_async_callback(source.close)
-    live_account = None if accounts is None else accounts.default_index
+    live_account = None if accounts is None else accounts.default_account
     dsn = await _find_dsn(settings, source, live_account, stack)
     lines = [f"settings: valid, {settings.trading_mode}{where}"]
     if dsn is None:
@@ -146,7 +146,7 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
 
 
 async def _find_dsn(
-    settings: Settings, source: MarketSource, live_account: int | None, stack: AsyncExitStack
+    settings: Settings, source: MarketSource, live_account: str | None, stack: AsyncExitStack
 ) -> str | None:
     """Return the address of the database, or None if the embedded one does not exist yet."""
     if settings.database_url is not None:

@@ -52,7 +52,7 @@ _FAILURES_MAX: Final = 3
 class LiveAccount:
     """One account at a venue, with its outbox, protective orders and reconciliation."""
 
-    def __init__(self, context: LiveContext, account_id: str, account_index: int, agreed_at: datetime) -> None:
+    def __init__(self, context: LiveContext, account_id: str, account_index: str, agreed_at: datetime) -> None:
         self.account_id = account_id
         self.account_index = account_index
         self.lock = asyncio.Lock()

@@ -18,6 +18,8 @@ from trader.live.sql.venue_orders import (
     select_venue_accounts,
     select_venue_indexes,
 )
+from trader.settings.forms import VENUE_KEY
+from trader.settings.providers import name_of_keys
 
 log = logging.getLogger("trader.live")
 
@@ -30,23 +32,29 @@ class Bindings:
     def __init__(self, context: LiveContext) -> None:
         self._context = context
 
-    async def of_active_models(self) -> dict[str, int]:
-        """Return the index of the venue account that each active model trades."""
-        default = self._context.venue.default_index
+    async def of_active_models(self) -> dict[str, str]:
+        """Return the venue account that each active model trades, and hand over the keys that rows name.
+
+        :raises StartError: the variable that a row names has no key
+        """
+        venue, keys = self._context.venue, self._context.settings.providers
         async with self._context.database.connection() as conn:
             models = await select_models(conn)
-        return {
-            model.id: default if model.venue_account_index is None else model.venue_account_index
-            for model in models
-            if model.active
-        }
+        traded = {model.id: model.venue_account_index or venue.default_account for model in models}
+        for model in models:
+            if (variable := model.venue_key_variable) is None:
+                continue
+            if (given := keys.get(name_of_keys(variable))) is None:
+                raise StartError(f"{model.id} trades with the key in {variable}, which is not set.")
+            venue.keys[traded[model.id]] = VENUE_KEY.parse(given.keys[0].reveal())
+        return {model.id: traded[model.id] for model in models if model.active}
 
     async def known(self) -> dict[str, Binding]:
         """Return the bindings recorded by earlier starts."""
         async with self._context.database.connection() as conn:
             return await select_venue_accounts(conn)
 
-    async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
+    async def bind(self, account_id: str, index: str | None, known: Binding | None) -> Binding:
         """Return the binding of an account, opening one that is new here. `index` is None for an inactive model.
 
         :raises StartError: the model is bound to another account, or its account cannot be opened
@@ -77,7 +85,7 @@ class Bindings:
         """Return an account that was never opened, with the run that it would have."""
         return unopened_account(account_id, capital, self._context.settings.quote_currency, self._context.clock.now())
 
-    async def _refusal(self, account_id: str, index: int) -> str | None:
+    async def _refusal(self, account_id: str, index: str) -> str | None:
         """Return why an account cannot be traded, such as a second service that trades it. Raise `MarketDataError`."""
         account = await self._context.venue.account(index)
         since = (account.records.answered_at or self._context.clock.now()) - _ELSEWHERE_WITHIN
@@ -91,7 +99,7 @@ class Bindings:
             "this database does not have. Two services on one account would cancel each other's stops: stop the other"
         )
 
-    async def _open(self, account_id: str, index: int) -> Binding:
+    async def _open(self, account_id: str, index: str) -> Binding:
         """Open an account with its present balance."""
         context = self._context
         report = await (await context.venue.account(index)).records.report()
@@ -116,9 +124,9 @@ class Bindings:
         return binding
 
 
-def refuse_shared(indexes: Mapping[str, int]) -> None:
+def refuse_shared(indexes: Mapping[str, str]) -> None:
     """Raise `StartError` when two models would trade one account: a position would have no clear owner."""
-    owners: dict[int, list[str]] = {}
+    owners: dict[str, list[str]] = {}
     for account_id, index in indexes.items():
         owners.setdefault(index, []).append(account_id)
     for index, names in owners.items():

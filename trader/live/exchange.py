@@ -51,7 +51,7 @@ class LiveExchange(Exchange):
 
     def __init__(self, context: LiveContext) -> None:
         market, settings, venue = context.market, context.settings, context.venue
-        identity = DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
+        identity = DatabaseIdentity(market.identity, "live", venue.url, venue.default_account)
         super().__init__(market, settings, context.accounts, context.rules, identity)
         self._context = context
         self._bindings = Bindings(context)
@@ -231,7 +231,7 @@ class LiveExchange(Exchange):
 
     # --- within -------------------------------------------------------------------------------------------------------
 
-    async def _open_new(self, active: Mapping[str, int]) -> None:
+    async def _open_new(self, active: Mapping[str, str]) -> None:
         known, opened = await self._bindings.known(), self._live_accounts
         try:
             refuse_shared({**active, **{account_id: account.account_index for account_id, account in opened.items()}})
@@ -241,7 +241,7 @@ class LiveExchange(Exchange):
         except (MarketDataError, StartError) as error:
             raise Unavailable(str(error), 60) from error
 
-    async def _start(self, account_id: str, index: int | None, known: Binding | None) -> None:
+    async def _start(self, account_id: str, index: str | None, known: Binding | None) -> None:
         """Start trading an account, known from an earlier start or new at this venue."""
         binding = await self._bindings.bind(account_id, index, known)
         if index is not None:
@@ -275,7 +275,7 @@ class LiveExchange(Exchange):
         for account_id, live in self._live_accounts.items():
             account = self.accounts[account_id]
             log.warning(
-                "LIVE: %s trades account %d in %s; balance %s %s, %d positions, %d orders there%s",
+                "LIVE: %s trades account %s in %s; balance %s %s, %d positions, %d orders there%s",
                 account_id, live.account_index, ", ".join(self._settings.markets), format_decimal(account.cash),
                 account.run.quote_currency, len(account.positions), len(live.sent),
                 "" if live.trouble is None else f"; opens nothing: {live.trouble}",

@@ -61,7 +61,7 @@ class Outbox:
     """The orders of one account at its venue. Used only under the lock of its live account; `refresh` comes first."""
 
     def __init__(
-        self, context: LiveContext, ledger: AccountLedger, account_index: int, wake: Callable[[], None]
+        self, context: LiveContext, ledger: AccountLedger, account_index: str, wake: Callable[[], None]
     ) -> None:
         self._context = context
         self._wake = wake
@@ -210,7 +210,7 @@ class Outbox:
         :raises MarketDataError: the venue does not answer
         """
         assert sent.venue_index is not None
-        unbooked = await self._ledger.unbooked(await self.records.fills_of(sent.venue_index))
+        unbooked = await self._ledger.unbooked(await self.records.fills_of(sent.client_index, sent.venue_index))
         quantity = sum((fill.quantity for fill in unbooked), ZERO)
         ours = self._ledger.held.get(sent.symbol, ZERO) + sent.order.side.direction * quantity
         theirs = (await self.records.report()).positions.get(sent.symbol, ZERO)
@@ -364,7 +364,9 @@ class Outbox:
                 state = states.get(sent.client_index, state)
             if not state.is_final and sent.order.type is VenueOrderType.MARKET:
                 continue
-            fills = await self.records.fills_of(state.venue_index, state.filled) if state.filled else []
+            fills = (
+                await self.records.fills_of(sent.client_index, state.venue_index, state.filled) if state.filled else []
+            )
             unbooked = await self._ledger.unbooked(fills)
             new = [msgspec.structs.replace(fill, client_index=sent.client_index) for fill in unbooked]
             traded = sent.filled + sum((fill.quantity for fill in new), ZERO)

@@ -85,10 +85,10 @@ class AccountRecords(Protocol):
         ...
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
-        """Return the account's taker and maker fees as fractions of the notional."""
+        """Return the account's taker and maker fees as fractions of the notional; negative for rebates."""
         ...
 
-    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
+    async def fills_of(self, client_index: int, venue_index: int, filled: Decimal | None = None) -> Sequence[VenueFill]:
         """Return the fills of one order, oldest first, each trade once; the pushed ones if they sum up to `filled`."""
         ...
 
@@ -143,15 +143,20 @@ class VenueAccounts(Protocol):
         ...
 
     @property
-    def default_index(self) -> int:
+    def default_account(self) -> str:
         """The default account of models whose rows name none."""
+        ...
+
+    @property
+    def keys(self) -> dict[str, Secret]:
+        """The keys of accounts whose models name their own; the others have VENUE_API_KEY."""
         ...
 
     def prove(self) -> None:
         """Verify, before anything is sent, that orders can be signed. Raise `StartError` when they cannot."""
         ...
 
-    async def account(self, index: int) -> VenueAccount:
+    async def account(self, name: str) -> VenueAccount:
         """Return an account, ready to trade, once the venue has accepted its key.
 
         :raises MarketDataError: the venue does not answer
@@ -229,6 +234,6 @@ class VenuePackage(Protocol):
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
         ...
 
-    def make_closer(self, url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+    def make_closer(self, url: str, account: str, key_index: int, key: Secret) -> VenueCloser:
         """Return what works on an account without the service. Raise `StartError`."""
         ...

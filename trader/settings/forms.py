@@ -264,8 +264,15 @@ DATABASE_ADDRESS: Final = Form(
     "and the database named", r"\S+", Secret, _is_database_address, is_secret=True,
 )  # fmt: skip
 VENUE_KEY: Final = SECRET._replace(
-    expected="the private key of an API key, 80 hexadecimal digits", pattern="(?:0x)?[0-9a-fA-F]{80}"
+    expected="the private key of an API key, 80 hexadecimal digits, or of a wallet, 64",
+    pattern="(?:0x)?(?:[0-9a-fA-F]{80}|[0-9a-fA-F]{64})",
 )
+VENUE_ACCOUNT: Final = Form(
+    f"a whole number from 0 to {2**48 - 1}, or an address of 0x and 40 hexadecimal digits",
+    "[0-9]{1,15}|0x[0-9a-fA-F]{40}",
+    lambda text: text.lower() if text.startswith("0x") else str(int(text)),
+    lambda text: text.startswith("0x") or int(text) < 2**48,
+)  # fmt: skip
 REHEARSAL: Final = Form("a file, or override:NAME", r"override:\s*\S.*|(?!override:)[^\x00]+", str)
 ANCHOR_ADDRESS: Final = Form(
     "the address of a webhook such as https://example.org/anchors?key=1, or of a file such as file:///srv/anchors.jsonl",

@@ -222,14 +222,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_API_KEY_INDEX", "4", forms.whole_number(4, 254),
         "Index of the API key at the venue, the same for every account there (live). The indexes 0 to 3 "
         "belong to the venue's own apps.")]
-    venue_account_index: Annotated[int | None, Variable(
-        "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
-        "Index of the venue account of every model whose row names no other account (live).")]
+    venue_account_index: Annotated[str | None, Variable(
+        "VENUE_ACCOUNT_INDEX", "", forms.VENUE_ACCOUNT,
+        "Venue account of every model whose row names no other account (live): its index, or its address where the "
+        "venue has addresses.")]
     venue_api_key: Annotated[Secret | None, Variable(
         "VENUE_API_KEY", "", forms.VENUE_KEY,
-        "Private key of that API key; its public key must be registered for every account that is traded (live).")]
-    live_confirm: Annotated[int | None, Variable(
-        "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
+        "Private key of that API key, or of an agent wallet where the venue has those. It must be registered for every "
+        "account that is traded and whose model names no key of its own (live).")]
+    live_confirm: Annotated[str | None, Variable(
+        "LIVE_CONFIRM", "", forms.VENUE_ACCOUNT,
         "Repeats VENUE_ACCOUNT_INDEX to confirm trading with real money; TRADING_MODE=live does not start without it.")]
     live_rehearsal: Annotated[str, Variable(
         "LIVE_REHEARSAL", "rehearsal/rehearsal.json", forms.REHEARSAL,

@@ -77,7 +77,7 @@ def test_the_answering_model_changes_the_fingerprint() -> None:
 
 
 def test_names_and_display_fields_do_not_change_the_fingerprint() -> None:
-    renamed = replace(MODEL, id="two", name="Two", logo="x", active=False, venue_account_index=3)
+    renamed = replace(MODEL, id="two", name="Two", logo="x", active=False, venue_account_index="3")
     assert _configuration(renamed) == _configuration()
     assert _configuration(service=SERVICE._replace(taker_fee_bps=Decimal("5.0"))) == _configuration()
 

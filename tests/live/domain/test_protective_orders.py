@@ -3,11 +3,13 @@
 from decimal import Decimal
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.scripted import START, make_book
 
+from trader.core.money import format_decimal, round_to
 from trader.exchange.domain.account import Account, Position, Run
 from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
 from trader.exchange.domain.venue_orders import VenueOrderType
@@ -82,3 +84,23 @@ def test_a_closing_market_order_stays_within_the_band_around_mark_and_book(
         assert limit <= D("1.05") * min(quote.mark, quote.ask)
     else:
         assert limit >= D("0.95") * max(quote.mark, quote.bid)
+
+
+@given(
+    digits=st.integers(1, 10**9), exponent=st.integers(-9, 2), decimals=st.integers(0, 5),
+    side=st.sampled_from(OrderSide), slippage=st.sampled_from((D("0.01"), D("0.05"))),
+)  # fmt: skip
+def test_prices_follow_a_rule_of_significant_figures(
+    digits: int, exponent: int, decimals: int, side: OrderSide, slippage: Decimal
+) -> None:
+    tick, price = D(1).scaleb(decimals - 6), D(digits).scaleb(exponent)
+    market = msgspec.structs.replace(MARKETS["BTC"], tick=tick, figures=5)
+    worst = worst_price(side, price, slippage, market)
+    rounded = round_to(price, market.tick_at(price))
+    for each in filter(None, (worst, rounded)):
+        plain = format_decimal(each)
+        assert each % tick == 0, "too many decimals"
+        assert "." not in plain or len(plain.replace(".", "").lstrip("0")) <= 5, plain
+    if worst > tick:
+        assert side.direction * (price * (1 + side.direction * slippage) - worst) >= 0, "never worse than allowed"
+    assert abs(rounded - price) <= market.tick_at(price) / 2

@@ -125,18 +125,10 @@ def test_a_stop_seen_filling_that_ends_later_keeps_closing() -> None:
     assert [position.closing for position in ended.positions] == ["stop"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        ("liquidation", Cause.LIQUIDATION),
-        ("deleverage", Cause.LIQUIDATION),
-        ("trade", Cause.MANUAL),
-        ("market-settlement", Cause.ENDED),
-    ],
-)
-def test_foreign_trades_are_booked_without_an_order(kind: str, cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [Cause.LIQUIDATION, Cause.MANUAL, Cause.ENDED])
+def test_foreign_trades_are_booked_without_an_order(cause: Cause) -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
-    fills = [fill(2, "3", "90", side=OrderSide.SELL, kind=kind, client_index=99)]
+    fills = [fill(2, "3", "90", side=OrderSide.SELL, kind=str(cause), cause=cause, client_index=99)]
     posting = book_foreign_trades(held, fills, [], MARKS, RULES, START)
     position = posting.account.positions["BTC"]
     assert (position.side, position.quantity, posting.trades[0].close_reason) == (Side.SHORT, D(1), cause)

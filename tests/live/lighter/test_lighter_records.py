@@ -38,7 +38,7 @@ async def venue() -> AsyncIterator[FakeExchange]:
 @pytest.fixture
 async def account(venue: FakeExchange) -> AsyncIterator[LighterAccount]:
     accounts = LighterAccounts(live_settings(venue.url), UNLIMITED, make_signer=PlainSigner, pause_s=0.001)
-    yield await accounts.account(ACCOUNT)
+    yield await accounts.account(str(ACCOUNT))
     await accounts.close()
 
 
@@ -53,7 +53,7 @@ async def test_the_fills_of_an_order_come_with_their_fees(venue: FakeExchange, a
     outcome = await Sender(account, MARKETS).place(market_order(11, OrderSide.SELL))
     await Sender(account, MARKETS).place(market_order(12))
     assert isinstance(outcome, Placed)
-    fills = await account.records.fills_of(outcome.state.venue_index)
+    fills = await account.records.fills_of(outcome.state.client_index, outcome.state.venue_index)
     assert [(fill.client_index, fill.side, fill.quantity, fill.price) for fill in fills] == [
         (11, OrderSide.SELL, D("0.1"), D(94000))
     ] * 2
@@ -111,7 +111,6 @@ async def test_funding_is_booked_for_its_hour(venue: FakeExchange, account: Ligh
 @pytest.mark.parametrize(
     "change",
     [
-        {"taker_fee": -5},
         {"size": "-1"},
         {"size": "NaN"},
         {"bid_account_id": 1},

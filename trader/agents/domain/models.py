@@ -132,7 +132,7 @@ ProviderName = Annotated[
 ]
 KeyVariable = Annotated[
     str,
-    Meta(pattern=r"^[A-Z][A-Z0-9_]{0,50}_API_KEY$(?!\n)"),
+    Meta(pattern=r"^(?!.*_VENUE_API_KEY$)[A-Z][A-Z0-9_]{0,50}_API_KEY$(?!\n)"),
     _described('a variable in capital letters that ends with _API_KEY, such as "ANTHROPIC_API_KEY"'),
 ]
 WebAddress = Annotated[
@@ -303,7 +303,8 @@ def contamination(training_cutoff: date | None, start: datetime) -> Contaminatio
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """An AI model or rule agent that trades one variant. Its account has the same id.
 
-    `venue_account_index` is its account at the venue; None means VENUE_ACCOUNT_INDEX.
+    `venue_account_index` is its account at the venue, and `venue_key_variable` the variable with the key to it; None
+    means VENUE_ACCOUNT_INDEX and VENUE_API_KEY.
     """
 
     id: str
@@ -314,7 +315,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     logo: str | None = None
     active: bool = True
-    venue_account_index: int | None = None
+    venue_account_index: str | None = None
+    venue_key_variable: str | None = None
     configuration: ModelConfiguration = ModelConfiguration()
 
     @property

@@ -337,7 +337,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             funding_rate=funding_rate,
             funding_history=funding_history,
             open_interest=open_interest,
-            tick=market.tick,
+            tick=market.tick_at(quote.mark),
             lot=market.lot,
             min_notional=market.min_notional,
             leverage_max=market.leverage_max,

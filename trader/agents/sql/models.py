@@ -15,7 +15,7 @@ from trader.record.sql.chain import MODEL_COLUMNS, insert_record, insert_rows_re
 
 SELECT_MODELS = """
 SELECT id, name, variant, provider, router_model_name, logo, active, created_at, venue_account_index,
-       configuration
+       venue_key_variable, configuration
 FROM models
 ORDER BY created_at, id
 """
@@ -53,12 +53,12 @@ async def lock_history(conn: Connection) -> None:
     await conn.execute(LOCK_HISTORY, HISTORY_LOCK, timeout=HISTORY_TIMEOUT_S)
 
 
-UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
+UPDATE_VENUE_ACCOUNT = "UPDATE models SET venue_account_index = $2, venue_key_variable = $3 WHERE id = $1"
 
 
-async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
-    """Set the venue account that a model trades; None for VENUE_ACCOUNT_INDEX."""
-    await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
+async def update_venue_account(conn: Connection, model_id: str, account: str | None, key_variable: str | None) -> None:
+    """Set the venue account that a model trades, and the variable with its key; None for the settings'."""
+    await conn.execute(UPDATE_VENUE_ACCOUNT, model_id, account, key_variable)
 
 
 UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"

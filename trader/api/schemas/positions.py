@@ -121,7 +121,7 @@ def _liquidation_price(account: Account, position: Position, marks: Marks, marke
     """Return the tick at which the position is liquidated: the computed price has more digits than any mark."""
     price = liquidation_price(account, position.symbol, marks, markets)
     to_tick = ceil_to if position.is_long else floor_to
-    return None if price is None else to_tick(price, markets[position.symbol].tick)
+    return None if price is None else to_tick(price, markets[position.symbol].tick_at(price))
 
 
 def positions_of_account(account: Account, marks: Marks, markets: Markets, model: Model | None) -> list[PositionView]:

@@ -74,7 +74,7 @@ def place_of_data(database_url: str | None) -> str:
     return str(EMBEDDED_FOLDER.resolve()) if database_url is None else place(database_url)
 
 
-def database_name(market_identity: str, live_account: int | None = None) -> str:
+def database_name(market_identity: str, live_account: str | None = None) -> str:
     """Return the name of the embedded database for a market or, in live trading, for a venue account.
 
     A secret seed is not part of the name: it is stored in the database.

@@ -28,7 +28,7 @@ def passive_limit(order: Order, market: Market) -> Decimal | None:
     if order.limit_price is None:
         return None
     rounded = floor_to if order.side is OrderSide.BUY else ceil_to
-    return rounded(order.limit_price, market.tick)
+    return rounded(order.limit_price, market.tick_at(order.limit_price))
 
 
 def entry_mark(side: Side, mark: Decimal, limit: Decimal | None) -> Decimal:

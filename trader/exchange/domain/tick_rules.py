@@ -30,7 +30,7 @@ from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, MarkAt, Posting, RateOfHour
 from trader.exchange.domain.matching import Execution, totals
 from trader.exchange.domain.orders import CLOSING_SIDE, Cause, OrderSide
-from trader.market.domain.markets import STALE_AFTER, PriceRange, Quote
+from trader.market.domain.markets import STALE_AFTER, Market, PriceRange, Quote
 
 _SMALL: Final = 10
 """A liquidation closes a position below this multiple of the minimum notional in full."""
@@ -201,7 +201,7 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
         side = CLOSING_SIDE[position.side]
         executions = update.take(moment.quotes[symbol], side, position.quantity)
         if has_fired and position.closing_at is None:
-            executions = _at_best_at_the_stop(position, cause, executions, update.rules.markets[symbol].tick)
+            executions = _at_best_at_the_stop(position, cause, executions, update.rules.markets[symbol])
         if executions:
             update.execute(symbol, side, executions, cause)
     due = None if has_fired or not latency else moment.at + latency
@@ -212,13 +212,13 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
 
 
 def _at_best_at_the_stop(
-    position: Position, cause: Cause, executions: list[Execution], tick: Decimal
+    position: Position, cause: Cause, executions: list[Execution], market: Market
 ) -> list[Execution]:
     plan = position.exit_plan
     stop = {Cause.STOP: plan.stop, Cause.INVALIDATION: plan.invalidation_price}.get(cause)
     if stop is None:
         return executions
-    is_long = position.is_long
+    is_long, tick = position.is_long, market.tick_at(stop)
     stop = floor_to(stop, tick) if is_long else ceil_to(stop, tick)
     return [each._replace(price=(min if is_long else max)(each.price, stop)) for each in executions]
 

@@ -145,8 +145,8 @@ def advance(sent: SentOrder, event: OrderEvent, **changes: Any) -> SentOrder:
 class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     """A trade of the account at the venue. `client_index` identifies its order; None if the venue names none.
 
-    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order,
-    `market-settlement` at the end of a market, anything else (such as a liquidation) for another of its own.
+    `fee_rate` is a fraction of the notional, negative for a rebate. `kind` is the venue's word, and `cause` the
+    cause of a trade that none of our orders made.
     """
 
     trade_id: int
@@ -159,10 +159,6 @@ class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
     fee_rate: Decimal
     maker: bool
     at: datetime
+    cause: Cause = Cause.MANUAL
     order_index: int = 0
     """The venue's index of its order, if it states one."""
-
-    @property
-    def cause(self) -> Cause:
-        """The cause of a trade that none of our orders made."""
-        return {"trade": Cause.MANUAL, "market-settlement": Cause.ENDED}.get(self.kind, Cause.LIQUIDATION)

@@ -258,7 +258,7 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
     market_identity: str
     trading_mode: str
     venue_url: str | None = None
-    venue_account_index: int | None = None
+    venue_account_index: str | None = None
 
 
 class ServiceState(msgspec.Struct, frozen=True):

@@ -84,7 +84,7 @@ def terms_of(symbol: str, side: OrderSide, quantity: Decimal, plan: ExitPlan, ma
     """Return the terms for a plan, stop first. Triggers are rounded to the tick; those below one tick are omitted."""
     terms = []
     for kind, price in ((VenueOrderType.STOP, plan.stop), (VenueOrderType.TARGET, plan.target)):
-        trigger = None if price is None else round_to(price, market.tick)
+        trigger = None if price is None else round_to(price, market.tick_at(price))
         if trigger:
             terms.append(ProtectiveTerms(symbol, kind, side, quantity, trigger))
     return terms
@@ -113,8 +113,10 @@ def worst_price(side: OrderSide, price: Decimal, slippage: Decimal, market: Mark
     Venues refuse a price that is further from the market, even by a part of a tick.
     """
     if side is OrderSide.BUY:
-        return max(market.tick, floor_to(price * (ONE + slippage), market.tick))
-    return ceil_to(price * (ONE - slippage), market.tick)
+        worst = price * (ONE + slippage)
+        return max(market.tick, floor_to(worst, market.tick_at(worst)))
+    worst = price * (ONE - slippage)
+    return ceil_to(worst, market.tick_at(worst))
 
 
 def reachable_price(side: OrderSide, quote: Quote, *, closes: bool, market: Market) -> Decimal:

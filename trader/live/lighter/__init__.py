@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from trader.live.budget import RequestBudget
-from trader.live.lighter.account import LighterAccounts
+from trader.live.lighter.account import LighterAccounts, index_of
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
@@ -48,6 +48,6 @@ def make_accounts(settings: Settings) -> VenueAccounts:
     return LighterAccounts(settings)
 
 
-def make_closer(url: str, account_index: int, key_index: int, key: Secret) -> VenueCloser:
+def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:
     """Return what works on an account at Lighter without the service. Raise `StartError` without the venue's SDK."""
-    return LighterRehearsal(LighterSigner(url, account_index, key_index, key), url)
+    return LighterRehearsal(LighterSigner(url, index_of(account), key_index, key), url)

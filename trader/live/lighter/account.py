@@ -77,43 +77,44 @@ class LighterAccounts:
         if settings.venue_account_index is None or settings.venue_api_key is None:
             raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
         self.url = venue_address(settings)
-        self.default_index = settings.venue_account_index
+        self.default_account = settings.venue_account_index
+        self.keys: dict[str, Secret] = {}
         self._key = settings.venue_api_key
         self._key_index = settings.venue_api_key_index
         self._make_signer = make_signer
         self._pause_s = pause_s
         self._api = LighterApi(self.url, budget, pause_s=min(1.0, pause_s * 3))
         self.budget = self._api.budget
-        self._signers: dict[int, Signer] = {}
-        self._accounts: dict[int, LighterAccount] = {}
+        self._signers: dict[str, Signer] = {}
+        self._accounts: dict[str, LighterAccount] = {}
         self._stream = AccountStream(self._api)
         self._following: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
-        self._proven: set[int] = set()
+        self._proven: set[str] = set()
 
     def prove(self) -> None:
         """Verify that the SDK is installed, accepts the key and signs correctly. Raise `StartError` otherwise."""
-        self._signer(self.default_index).check()
+        self._signer(self.default_account).check()
         log.warning("LIVE: %s", _POWERS)
 
-    async def account(self, index: int) -> LighterAccount:
+    async def account(self, name: str) -> LighterAccount:
         """Return the account, once its key is proven.
 
         :raises MarketDataError: the venue does not list its markets now, or does not show the account or its keys
         :raises StartError: the key is not registered there, or the account has a mode that the service does not trade
         """
         async with self._opening:
-            if index not in self._proven:
-                await prove_access(self._api, self._signer(index))
-                self._proven.add(index)
+            if name not in self._proven:
+                await prove_access(self._api, self._signer(name))
+                self._proven.add(name)
             if not self._api.known:
                 await self._api.listings()
-            if index not in self._accounts:
-                account = open_account(self._api, self._signer(index), pause_s=self._pause_s)
-                self._accounts[index], self._stream.accounts[index] = account, account.feed
+            if name not in self._accounts:
+                account = open_account(self._api, self._signer(name), pause_s=self._pause_s)
+                self._accounts[name], self._stream.accounts[index_of(name)] = account, account.feed
             if self._following is None:
                 self._following = tasks.keep(self._stream.run, "stream of the accounts")
-        return self._accounts[index]
+        return self._accounts[name]
 
     def halt(self) -> None:
         """Stop all sending for the open accounts; `account` opens them again."""
@@ -131,10 +132,18 @@ class LighterAccounts:
         self._signers.clear()
         await self._api.close()
 
-    def _signer(self, index: int) -> Signer:
-        if index not in self._signers:
-            self._signers[index] = self._make_signer(self.url, index, self._key_index, self._key)
-        return self._signers[index]
+    def _signer(self, name: str) -> Signer:
+        if name not in self._signers:
+            key = self.keys.get(name, self._key)
+            self._signers[name] = self._make_signer(self.url, index_of(name), self._key_index, key)
+        return self._signers[name]
+
+
+def index_of(account: str) -> int:
+    """Return the index of an account. Raise `StartError` for an address, which names none here."""
+    if not account.isdecimal():
+        raise StartError(f"Accounts at Lighter have an index, such as 12345, not {account}.")
+    return int(account)
 
 
 async def prove_access(api: LighterApi, signer: Signer) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from trader.core.clock import epoch_second, floor_time, moment_of
 from trader.core.errors import MarketDataError
 from trader.core.money import ZERO
-from trader.exchange.domain.orders import OrderSide
+from trader.exchange.domain.orders import Cause, OrderSide
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrderType
 from trader.live.domain.orders import VenueFunding
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
@@ -23,6 +23,7 @@ from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.rows import ORDER_ROWS, OrderRow, TradeRow
 
 _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
+_CAUSES: Final = {"trade": Cause.MANUAL, "market-settlement": Cause.ENDED}
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20
 _PUSHED_WITHIN_S: Final = 0.1
@@ -111,12 +112,12 @@ class LighterRecords:
             "/api/v1/accountLimits", _LIMITS, signer=signer, account_index=signer.account_index
         )
         taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
-        if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
+        if not max(abs(taker), abs(maker)) <= _FEE_MAX:
             raise MarketDataError(f"/api/v1/accountLimits: cannot be decoded: {limits}")
         self._api.use_tier(limits.user_tier.casefold())
         return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
 
-    async def fills_of(self, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
+    async def fills_of(self, client_index: int, venue_index: int, filled: Decimal | None = None) -> list[VenueFill]:
         """Return the fills of one order in chronological order, each trade once.
 
         Nothing is requested if frames told trades of the quantity `filled`.
@@ -193,12 +194,13 @@ class LighterRecords:
         maker = is_ask is trade.is_maker_ask
         fee = (trade.maker_fee if maker else trade.taker_fee) or 0
         amounts_fit = all(amount.is_finite() and amount > 0 for amount in (trade.size, trade.price))
-        if not amounts_fit or fee < 0:
+        if not amounts_fit:
             raise MarketDataError(f"/api/v1/trades: cannot be decoded: {trade}")
         return VenueFill(
             trade_id=trade.trade_id,
             client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
             kind=trade.type,
+            cause=_CAUSES.get(trade.type, Cause.LIQUIDATION),
             symbol=self._api.symbol_of(trade.market_id),
             side=OrderSide.SELL if is_ask else OrderSide.BUY,
             quantity=trade.size,

@@ -15,7 +15,7 @@ from trader.exchange.sql.ledger import venue_order_row
 class Binding(NamedTuple):
     """The venue account bound to one of our accounts, and when the two last agreed."""
 
-    account_index: int
+    account_index: str
     agreed_at: datetime
 
 

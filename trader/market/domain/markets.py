@@ -43,7 +43,8 @@ class Market(msgspec.Struct, frozen=True):
     `maintenance_rate` and `leverage_max` apply up to the first of `tiers`, which ascend in notional and rate and
     descend in leverage. Fees (fractions of notional) and the funding interval in hours default to the exchange's where
     they are None. `funding_rate` is hourly, for sources that have no rates. `begins_at` and `ends_at` are the times of
-    the first and last price of a market that a recording lists or ends within its span.
+    the first and last price of a market that a recording lists or ends within its span. `tick` is the smallest step of
+    prices; with `figures`, they are whole numbers or have at most so many significant figures.
     """
 
     symbol: str
@@ -59,6 +60,13 @@ class Market(msgspec.Struct, frozen=True):
     funding_rate: Decimal = PLAIN_FUNDING_RATE
     begins_at: datetime | None = None
     ends_at: datetime | None = None
+    figures: int | None = None
+
+    def tick_at(self, price: Decimal) -> Decimal:
+        """Return the step between prices near this one."""
+        if self.figures is None or price <= 0:
+            return self.tick
+        return max(self.tick, min(Decimal(1), Decimal(1).scaleb(price.adjusted() + 1 - self.figures)))
 
     def is_listed(self, at: datetime) -> bool:
         """Return whether the market has begun and not ended."""
