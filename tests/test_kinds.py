@@ -33,8 +33,9 @@ LIMITED: Final[dict[str, str]] = {
         backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py core/clock.py
         core/inputs.py core/money.py database/embedded/dumps.py database/embedded/folders.py
         database/embedded/server.py exam/folder.py exchange/domain/halts.py exchange/ledger_writer.py
-        live/lighter/account.py live/lighter/api.py live/lighter/market.py live/lighter/orders.py
-        live/lighter/records.py live/lighter/stream.py live/lighter/transactions.py live/outbox.py
+        live/budget.py live/http.py live/hyperliquid/api.py live/hyperliquid/orders.py
+        live/hyperliquid/records.py live/lighter/account.py live/lighter/api.py live/lighter/orders.py
+        live/lighter/records.py live/lighter/transactions.py live/market.py live/outbox.py live/socket.py
         live/reconciler.py market/candles.py market/sources/downloads.py market/sources/files.py
         market/sources/recorder.py portfolio/analytics.py portfolio/tables.py seasons/bundle.py
     """,
@@ -47,7 +48,7 @@ LIMITED: Final[dict[str, str]] = {
     "how much is printed, shown or logged of something": """
         agents/calls.py agents/providers/refusals.py agents/reproduction.py agents/verification.py
         api/dashboard/preview.py api/origins.py api/record.py api/stream_table.py backtest/report.py
-        backtest/workers.py commands/season.py commands/season_plan.py exam/page.py live/lighter/book.py
+        backtest/workers.py commands/season.py commands/season_plan.py exam/page.py live/book.py
     """,
     "how much is done at once or remembered: the rest follows": """
         agents/providers/attempts.py api/rpc.py exchange/accounts.py exchange/tick_processor.py
@@ -101,13 +102,13 @@ KEPT: Final[dict[str, str]] = {
         agents/providers/strategy_process.py:_running
         agents/providers/taapi.py:_client agents/providers/webhook.py:_opened backtest/workers.py:run
         database/leadership.py:try_acquire live/lighter/account.py:_signer live/lighter/account.py:account
-        live/lighter/api.py:session
+        live/http.py:session live/hyperliquid/account.py:_agent live/hyperliquid/account.py:account
     """,
     "a state, not a copy of one": """
         agents/external.py:_begin api/registry.py:declare api/registry.py:procedure backtest/agents.py:answer
         backtest/answers.py:decide backtest/output.py:keep core/logs.py:filter exchange/idempotent_orders.py:once
         exchange/tick_processor.py:_close_gap exchange/tick_processor.py:_read_missed
-        live/lighter/market.py:claim_subscription live/lighter/market.py:quote live/outbox.py:_book_outcome
+        live/market.py:claim_subscription live/market.py:quote live/outbox.py:_book_outcome
         market/sources/forms.py:read market/sources/recorder.py:_move_to
         portfolio/hour_bounds.py:_breach
     """,

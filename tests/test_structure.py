@@ -106,7 +106,7 @@ AWAITED: Final = {
     "trader/database/embedded/dumps.py": "awaited with the process",
     "trader/exam/run.py": "awaited together",
     "trader/exchange/accounts.py": "awaited by the caller, or logged without one",
-    "trader/live/lighter/source.py": "its error is read",
+    "trader/live/source.py": "its error is read",
     "trader/record/anchors.py": "a thread whose outcome is awaited",
 }
 """The modules that start tasks and threads themselves, and how they notice their ends."""

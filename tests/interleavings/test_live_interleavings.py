@@ -19,7 +19,7 @@ from trader.core.errors import TraderError
 from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderType
 from trader.live.exchange import LiveExchange
-from trader.live.lighter.account import LighterAccounts
+from trader.live.venue import VenueAccounts
 from trader.operations import operator_commands
 from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
@@ -44,7 +44,7 @@ class LiveSchedule:
         self.operations: OperatorCommands | None = None
         self.task: asyncio.Task[object]
         self.resting: OrderAnswer
-        self.killed: list[LighterAccounts] = []
+        self.killed: list[VenueAccounts] = []
         self.replaced: list[LiveExchange] = []
 
     async def place(self) -> None:

@@ -1,7 +1,7 @@
 """Random fault schedules: after any faults of venue, network, people and power, the books equal the venue's.
 
-HYPOTHESIS_PROFILE=nightly runs 500 schedules; FAULT_SCHEDULES sets another number. To repeat a failed schedule, run its
-block.
+HYPOTHESIS_PROFILE=nightly runs 500 schedules per venue; FAULT_SCHEDULES sets the number for both. To repeat a failed
+schedule, run its block.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.fake_exchange import FakeExchange
+from support.fake_hyperliquid import FakeHyperliquid
 from support.fake_ledger import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
@@ -26,8 +28,13 @@ from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, Orde
 from trader.market.domain.markets import PLAIN_FUNDING_RATE
 
 D = Decimal
-BLOCKS = 10
-SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "30"))
+BLOCKS = 5
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "1000" if is_nightly() else "30"))
+VENUES = [
+    (kind, place + 2 * block) for place, kind in enumerate((FakeExchange, FakeHyperliquid)) for block in range(BLOCKS)
+]
+"""The blocks of seeds: the even ones for one venue, the odd ones for the other."""
+
 STEPS_MAX = 10
 LOOKS_MAX = 12
 WITHIN = {"stop": timedelta(seconds=15), "books": timedelta(seconds=60)}
@@ -38,16 +45,18 @@ REFUSED_WITHIN = timedelta(seconds=60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(BLOCKS))
-async def test_the_books_equal_the_venues_after_every_fault_schedule(database: Database, block: int) -> None:
-    async with prepared(database) as bench:
+@pytest.mark.parametrize(("kind", "block"), VENUES)
+async def test_the_books_equal_the_venues_after_every_fault_schedule(
+    database: Database, kind: type[FakeExchange], block: int
+) -> None:
+    async with prepared(database, kind) as bench:
         await add_model(database, "apex")
         bench.venue.ledger.deposit = D(100_000)
         bench.funding_rate = str(PLAIN_FUNDING_RATE)
         await bench.start()
         await bench.tell()
         try:
-            for seed in range(block, SCHEDULES, BLOCKS):
+            for seed in range(block, SCHEDULES, len(VENUES)):
                 await one_schedule(bench, seed)
         finally:
             await bench.stop()
@@ -308,17 +317,17 @@ class Schedule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(("kind", "block"), VENUES)
 async def test_no_schedule_leaves_a_position_without_its_stop_or_the_books_wrong_unnoticed(
-    database: Database, block: int
+    database: Database, kind: type[FakeExchange], block: int
 ) -> None:
-    async with prepared(database) as bench:
+    async with prepared(database, kind) as bench:
         await add_model(database, "apex")
         bench.venue.ledger.deposit = D(100_000)
         await bench.start()
         await bench.tell()
         try:
-            for seed in range(block, SCHEDULES, BLOCKS):
+            for seed in range(block, SCHEDULES, len(VENUES)):
                 schedule = Watched(bench, seed)
                 try:
                     await schedule.run()

@@ -439,11 +439,8 @@ class FakeExchange(AccountStreams):
         refusal = self._execute(kind, transaction, text) if fault in _EXECUTED and limited is None else None
         if fault == GONE_AFTER:
             self.read_faults = ["500"] * 100_000
-        if fault in _CUT:
-            return await _cut(request)
-        if fault in _ANSWERS:
-            status, answer = _ANSWERS[fault]
-            return web.Response(status=status, text=answer, content_type="application/json")
+        if (broken := await answer_of_fault(request, fault)) is not None:
+            return broken
         if refusal is not None:
             return _refused(*refusal)
         body = {
@@ -738,18 +735,20 @@ class FakeExchange(AccountStreams):
 
     async def _trades(self, request: web.Request) -> web.StreamResponse:
         """Newest first, `limit` at a time."""
-        ledger = self._asked_of(request)
-        trades = [trade for trade in ledger.trades if ledger.late_trades.get(trade["trade_id"], 0.0) <= self.seen_s]
+        trades = self._seen_trades(self._asked_of(request))
         if (index := request.query.get("order_index")) is not None:
             trades = [trade for trade in trades if int(index) in (trade["ask_id"], trade["bid_id"])]
+        return await self._tell_of(request, _page(request, "trades", trades[::-1]))
+
+    def _seen_trades(self, ledger: Ledger) -> list[dict[str, Any]]:
+        """Return the trades of an account that it shows, oldest first."""
+        trades = [trade for trade in ledger.trades if ledger.late_trades.get(trade["trade_id"], 0.0) <= self.seen_s]
         trades = [trade for trade in trades if self.hides_trades_of.isdisjoint((trade["ask_id"], trade["bid_id"]))]
         if self.hides_trades:
             self.hides_trades -= 1
             trades = trades[:-1]
-        newest = sorted(trades, key=lambda entry: entry["trade_id"], reverse=True)
-        if self.doubles_trades:
-            newest = [copy for trade in newest for copy in (trade, trade)]
-        return await self._tell_of(request, _page(request, "trades", newest))
+        trades = sorted(trades, key=lambda entry: entry["trade_id"])
+        return [copy for trade in trades for copy in (trade, trade)] if self.doubles_trades else trades
 
     async def _position_fundings(self, request: web.Request) -> web.StreamResponse:
         ledger, since = self._asked_of(request), int(request.query["start_timestamp"])
@@ -779,6 +778,21 @@ class FakeExchange(AccountStreams):
             case "nonsense":
                 return web.Response(text="<html>", content_type="application/json")
         return None
+
+
+def is_executed(fault: str) -> bool:
+    """Return whether a transaction with this fault is executed."""
+    return fault in _EXECUTED
+
+
+async def answer_of_fault(request: web.Request, fault: str) -> web.StreamResponse | None:
+    """Return the answer to a transaction with a fault; None without one."""
+    if fault in _CUT:
+        return await _cut(request)
+    if fault in _ANSWERS:
+        status, answer = _ANSWERS[fault]
+        return web.Response(status=status, text=answer, content_type="application/json")
+    return None
 
 
 def _owner(transaction: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ import msgspec
 import orjson
 import pytest
 from support.fake_exchange import CANCEL, CANCEL_ALL, CREATE, GROUP, FakeExchange
+from support.fake_hyperliquid import ADDRESS, FakeHyperliquid, PlainAgent
 from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, Ledger, hash_of, public_key_of
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
@@ -27,6 +28,7 @@ from support.waiting import turns
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import update_venue_account, upsert_model
 from trader.core.events import Event, EventBus, MarketChecked
+from trader.core.money import round_to
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
@@ -40,6 +42,8 @@ from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueOrderState
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.hyperliquid.account import HyperliquidAccounts
+from trader.live.hyperliquid.api import HyperliquidApi
 from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.api import LighterApi
@@ -158,9 +162,9 @@ class Sender:
         return await self.account.orders.cancel(state.symbol, state.client_index)
 
 
-def live_settings(url: str, **more: str) -> Settings:
+def live_settings(url: str, *, account: str = str(ACCOUNT), **more: str) -> Settings:
     given = {
-        "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
+        "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": account, "LIVE_CONFIRM": account,
         "VENUE_API_KEY": PLAIN_KEY, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
         "OPENAI_BASE_URL": "http://127.0.0.1:9", "LIVE_REHEARSAL": "override:the tests", **more,
     }  # fmt: skip
@@ -177,7 +181,7 @@ class Bench:
         self.budget: RequestBudget | None = None
         self.funding_rate: str | None = None
         self.market = MarketFeed(source, clock)
-        self.venue_accounts: LighterAccounts
+        self.venue_accounts: LighterAccounts | HyperliquidAccounts
         self.writer: LedgerWriter
         self.bus: EventBus
         self.exchange: LiveExchange
@@ -186,8 +190,14 @@ class Bench:
     async def start(self, **settings: str) -> None:
         self.bus = EventBus()
         self.bus.subscribe(self.events.append)
-        chosen = live_settings(self.venue.url, **settings)
-        self.venue_accounts = LighterAccounts(chosen, self.budget, make_signer=PlainSigner, pause_s=0.001)
+        if isinstance(self.venue, FakeHyperliquid):
+            chosen = live_settings(self.venue.url, account=ADDRESS, VENUE="hyperliquid", **settings)
+            self.venue_accounts = HyperliquidAccounts(
+                chosen, self.budget, agent=PlainAgent, pause_s=0.001, clock=self.clock
+            )
+        else:
+            chosen = live_settings(self.venue.url, **settings)
+            self.venue_accounts = LighterAccounts(chosen, self.budget, make_signer=PlainSigner, pause_s=0.001)
         self.halts = Halts(self.database, self.clock, self.bus)
         await self.halts.load()
         self.writer = LedgerWriter(self.database)
@@ -225,7 +235,9 @@ class Bench:
         await self.venue_accounts.close()
 
     async def follow(self) -> None:
-        """Wait until each account is followed on the venue's streams."""
+        """Wait until each account is followed on the venue's streams, where it has some."""
+        if isinstance(self.venue, FakeHyperliquid):
+            return
         self.venue.refuses_streams = False
         while not all([(await self.venue_accounts.account(index)).feed.following for index in self.traded]):
             await asyncio.sleep(0.01)
@@ -309,7 +321,7 @@ class Bench:
 def wanted_protection(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
     """Return the protective orders that the exit plans require: market, kind, trigger and quantity."""
     return {
-        (IDS[symbol], kind, price.quantize(markets[symbol].tick), position.quantity)
+        (IDS[symbol], kind, round_to(price, markets[symbol].tick_at(price)), position.quantity)
         for symbol, position in account.positions.items()
         for kind, price in (("stop-loss", position.exit_plan.stop), ("take-profit", position.exit_plan.target))
         if price is not None and position.closing is None
@@ -339,12 +351,12 @@ async def add_model(
 
 
 @asynccontextmanager
-async def prepared(database: Database) -> AsyncIterator[Bench]:
+async def prepared(database: Database, kind: type[FakeExchange] = FakeExchange) -> AsyncIterator[Bench]:
     """Everything but a running service: `bench.start()` starts it."""
     clock, source = ManualClock(START), ScriptedSource()
-    venue = FakeExchange(clock.now)
+    venue = kind(clock.now)
     await venue.start()
-    api = LighterApi(venue.url)
+    api = HyperliquidApi(venue.url) if kind is FakeHyperliquid else LighterApi(venue.url)
     listings = await api.listings()
     await api.close()
     source.markets = {symbol: listings[symbol].market for symbol in SYMBOLS}
@@ -355,9 +367,9 @@ async def prepared(database: Database) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def trading(database: Database) -> AsyncIterator[Bench]:
+async def trading(database: Database, kind: type[FakeExchange] = FakeExchange) -> AsyncIterator[Bench]:
     """A service that trades one model, `apex`, on the venue's first account, with prices."""
-    async with prepared(database) as bench:
+    async with prepared(database, kind) as bench:
         await add_model(database, "apex")
         await bench.start()
         await bench.tell()

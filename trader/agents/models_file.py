@@ -46,7 +46,7 @@ from trader.settings.toml_lines import (
 )
 
 Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-VenueAccount = (
+VenueAccountName = (
     Annotated[int, msgspec.Meta(ge=0, lt=2**48)] | Annotated[str, msgspec.Meta(pattern="^0x[0-9a-fA-F]{40}$(?!\n)")]
 )
 VenueKeyVariable = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]{0,40}_VENUE_API_KEY$(?!\n)")]
@@ -89,7 +89,7 @@ class ModelEntry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_f
     logo: Line | None = None
     active: bool = True
     initial_capital: Capital | None = None
-    venue_account_index: VenueAccount | None = None
+    venue_account_index: VenueAccountName | None = None
     venue_key_variable: VenueKeyVariable | None = None
     replicates: ReplicateCount = 1
 

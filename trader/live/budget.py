@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from trader.core.errors import MarketDataError
+from trader.exchange.domain.venue_orders import VenueOrder
 
 
 class Priority(IntEnum):
@@ -36,6 +37,9 @@ _SHARES: Final = {
     Priority.OPEN: 0.7,
     Priority.READ: 0.6,
 }
+_ALLOWANCE_LEAST: Final = {Priority.OPEN: 20, Priority.PROTECT: 5}
+"""How much of an account's allowance each of these leaves to more urgent ones."""
+
 PATIENCE_S: Final = 3.0
 """How long a request waits for its turn by default: its caller holds an account meanwhile."""
 
@@ -60,6 +64,13 @@ def spending_as(priority: Priority, patience_s: float = PATIENCE_S) -> Iterator[
 def present_priority() -> Priority:
     """Return the priority of the block that runs."""
     return _SPENDING.get()[0]
+
+
+def priority_of(order: VenueOrder) -> Priority:
+    """Return the priority of the transaction that carries an order."""
+    if not order.reduce_only:
+        return Priority.OPEN
+    return Priority.CLOSE if order.trigger is None else Priority.PROTECT
 
 
 class OrderLimits(NamedTuple):
@@ -90,6 +101,7 @@ class RequestBudget:
         self._requests: deque[tuple[float, int, int | None]] = deque()
         self._waiting: list[tuple[Priority, int]] = []
         self._numbers = count()
+        self._allowances: dict[str, int] = {}
 
     @property
     def used_share(self) -> float:
@@ -115,6 +127,23 @@ class RequestBudget:
         finally:
             self._waiting.remove(ticket)
         self._requests.append((self._now_s(), weight, kind))
+
+    def allow(self, account: str, left: int) -> None:
+        """Note how many transactions the venue still allows an account beyond the limits of a minute."""
+        self._allowances[account] = left
+
+    def spend(self, account: str, transactions: int) -> None:
+        """Count transactions of an account against what the venue allows it.
+
+        :raises MarketDataError: the rest is kept for more urgent ones
+        """
+        left = self._allowances.get(account)
+        if left is None:
+            return
+        least = _ALLOWANCE_LEAST.get(present_priority())
+        if least is not None and left - transactions < least:
+            raise MarketDataError(f"the venue allows {left} more transactions, which are kept for closing")
+        self._allowances[account] = left - transactions
 
     def _fits(self, priority: Priority, weight: int, kind: int | None) -> bool:
         share, used = _SHARES[priority], self._used() + (weight if self.is_weighted else 1)

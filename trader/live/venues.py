@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from trader.live import lighter
+from trader.live import hyperliquid, lighter
 from trader.live.venue import VenuePackage
 
-VENUES: Final[dict[str, VenuePackage]] = {"lighter": lighter}
+VENUES: Final[dict[str, VenuePackage]] = {"lighter": lighter, "hyperliquid": hyperliquid}
 """Each has figures in market/presets.toml, in a table of its name."""

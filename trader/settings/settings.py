@@ -214,7 +214,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "FLATTEN_ON_LIMIT", "off", forms.one_of("on", "off"),
         "Whether a halt by one of these limits also closes positions.")]
     venue: Annotated[str, Variable(
-        "VENUE", "lighter", forms.one_of("lighter"), "The trading venue.")]
+        "VENUE", "lighter", forms.one_of("lighter", "hyperliquid"), "The trading venue.")]
     venue_url: Annotated[str | None, Variable(
         "VENUE_URL", "", forms.WEB_ADDRESS, "Base address of the venue, also for public market data.",
         shown_default="the venue's own")]

@@ -15,7 +15,7 @@ from support.waiting import until
 from trader.core.clock import SystemClock
 from trader.core.money import ZERO
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.source import VenueSource
+from trader.live.source import VenueSource
 from trader.market.domain.markets import Book, Tick
 from trader.market.feed import MarketFeed
 

@@ -13,7 +13,7 @@ from support.manual_clock import ManualClock
 from support.waiting import until
 
 from trader.composition.external import make_source
-from trader.live.lighter.source import VenueSource
+from trader.live.source import VenueSource
 from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings

@@ -13,9 +13,8 @@ from support.fake_venue import FakeVenue, fake_venue
 from trader.composition.external import make_source
 from trader.core.clock import SystemClock
 from trader.core.errors import MarketDataError, MarketUnavailable
-from trader.live.lighter import api as lighter_api
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.source import VenueSource
+from trader.live.source import VenueSource
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, Candle
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
@@ -126,7 +125,7 @@ async def test_a_rate_limited_request_is_repeated_a_few_times(venue: FakeVenue, 
 
 
 async def test_a_silent_venue_is_reported_as_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighter_api, "ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr("trader.live.http.ANSWER_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = LighterApi(f"http://127.0.0.1:{silent.getsockname()[1]}", pause_s=0.01)
         with pytest.raises(MarketDataError, match=r"cannot be reached: TimeoutError$"):

@@ -15,8 +15,9 @@ from support.settable_clock import SettableClock
 from support.waiting import until
 
 from trader.core.errors import MarketDataError
-from trader.live.lighter.api import LighterApi, Listing
-from trader.live.lighter.source import VenueSource
+from trader.live.lighter.api import LighterApi
+from trader.live.market import Listing
+from trader.live.source import VenueSource
 from trader.market.domain.markets import MARKETS, Quote, Tick
 
 D = Decimal

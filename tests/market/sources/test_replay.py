@@ -20,7 +20,7 @@ from trader.backtest.spec import conditions_of, open_source
 from trader.composition.external import make_source
 from trader.core.clock import LockstepClock, ScaledClock, SystemClock
 from trader.core.errors import MarketDataError, MarketUnavailable, StartError
-from trader.live.lighter.source import VenueSource
+from trader.live.source import VenueSource
 from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow

@@ -1,6 +1,6 @@
 """Lighter: public market data, and orders and records of the accounts that trade on it.
 
-Read `api.py` (requests and their units), `source.py` with `stream.py`, `market.py` and `book.py` (prices), then
+Read `api.py` (requests and their units), `stream.py` (prices), then
 `account.py` with `orders.py`, `transactions.py`, `signer.py` and `records.py` (live trading),
 and `closer.py` with `rehearsal.py`.
 """
@@ -16,7 +16,7 @@ from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.lighter.signer import LighterSigner
-from trader.live.lighter.source import VenueSource
+from trader.live.source import VenueSource
 from trader.live.venue import VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource

@@ -5,24 +5,25 @@ use milliseconds, funding requests seconds; a funding rate is percent of the not
 sign, paid by the side that `direction` names; margin fractions are in hundredths of a percent.
 """
 
-import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Final, TypeVar
 
-import aiohttp
 import msgspec
 
-from trader.core.clock import EPOCH, epoch_second, moment_of
+from trader.core.clock import EPOCH, Clock, epoch_second, moment_of
 from trader.core.errors import MarketDataError
+from trader.live.book import BookChange, LevelChange
 from trader.live.budget import OrderLimits, RequestBudget
-from trader.live.lighter.book import BookChange, LevelChange
+from trader.live.http import VenueHttp, excerpt
 from trader.live.lighter.rows import AccountRow
 from trader.live.lighter.signer import Signer
+from trader.live.lighter.stream import LighterStream, open_stream
+from trader.live.market import Listing, VenueMarket
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.settings.settings import Settings
 
@@ -38,15 +39,8 @@ FUNDINGS_PER_CALL: Final = 500
 ORDERS_PER_CALL: Final = 250
 """The venue returns at most 500 candles, 750 fundings and 250 orders of a side per call."""
 
-ANSWER_LIMIT_S: Final = 10.0
-_ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-_TRIES_MAX: Final = 4
 _PAUSE_S: Final = 1.0
-_PAUSE_S_MAX: Final = 3.0
-"""Callers hold an account meanwhile; a rate limit that lasts longer is an error of the request."""
-
 _OK: Final = 200
-_TOO_MANY: Final = 429
 _WEIGHTS: Final = {
     "sendTx": 6, "nextNonce": 6, "accountOrders": 100, "accountActiveOrders": 100, "apikeys": 150, "trades": 1200,
 }  # fmt: skip
@@ -137,14 +131,6 @@ class _FundingRates(msgspec.Struct):
     fundings: list[_FundingRate] | None = None
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """A market as the venue lists it."""
-
-    market_id: int
-    market: Market
-    is_active: bool
-
-
 def code_of(body: bytes | str | None) -> int:
     """Return the venue's code in an answer, or 0 without one."""
     try:
@@ -158,36 +144,22 @@ def venue_address(settings: Settings) -> str:
     return settings.venue_url or ADDRESS
 
 
-class LighterApi:
+class LighterApi(VenueHttp):
     """The REST interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
+
+    venue = "lighter"
 
     def __init__(self, base_url: str, budget: RequestBudget | None = None, *, pause_s: float = _PAUSE_S) -> None:
         """Share `budget` with the others who ask this address. `pause_s` scales all waiting, the minute included."""
-        self.base_url = base_url
-        self.budget = budget or RequestBudget(
+        budget = budget or RequestBudget(
             _STANDARD_REQUESTS, per_kind=_TRANSACTIONS_OF_A_KIND, minute_s=60 * pause_s / _PAUSE_S
         )
+        super().__init__(base_url, budget, pause_s=pause_s)
         self.has_quota = False
         """Whether the accounts' transactions are limited by their volume."""
 
-        self._pause_s = pause_s
-        self._session: aiohttp.ClientSession | None = None
         self.known: dict[str, Listing] = {}
         """The perpetual markets as they were listed last, with those that are listed no more."""
-
-        self.answered_at: datetime | None = None
-        """The time of the latest answer by the venue's clock; None until one states its date."""
-
-    def session(self) -> aiohttp.ClientSession:
-        """Return the HTTP session, created on first use within a running loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S))
-        return self._session
-
-    async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     def use_tier(self, name: str) -> None:
         """Adapt the budget to the tier of the accounts."""
@@ -195,6 +167,10 @@ class LighterApi:
         self.budget.is_weighted = name != "standard"
         self.budget.orders = _ORDERS.get(name, _STANDARD_ORDERS)
         self.budget.per_minute = _OTHER_WEIGHTS if self.budget.is_weighted else _STANDARD_REQUESTS
+
+    def stream(self, markets: Sequence[VenueMarket], clock: Clock) -> AbstractAsyncContextManager[LighterStream]:
+        """Open a stream of the markets. Raise `StreamUnreachable` if it cannot be opened."""
+        return open_stream(self, markets, clock)
 
     async def listings(self) -> Mapping[str, Listing]:
         """Return the perpetual markets by symbol. Omit and log a market with impossible rules."""
@@ -273,46 +249,27 @@ class LighterApi:
 
     async def take(self, path: str, kind: int | None = None) -> None:
         """Take a request from the budget. Raise `MarketDataError` if there is none left for it."""
-        await self.budget.take(_WEIGHTS.get(path.rpartition("/")[2], _WEIGHT), kind=kind)
+        await self.budget.take(_weight(path), kind=kind)
 
     async def get(
         self, path: str, decoder: "msgspec.json.Decoder[T]", *, signer: Signer | None = None, **parameters: str | int
     ) -> T:
         """Send one request, authorized by `signer`, and decode its answer; retry when over the rate limit."""
         headers = {} if signer is None else {"Authorization": signer.authorization()}
-        pause_s = self._pause_s
-        for last in (False,) * (_TRIES_MAX - 1) + (True,):
-            await self.take(path)
-            status, retry_after, body = await self._ask(path, parameters, headers)
-            if status != _TOO_MANY or last:
-                break
-            await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
-            pause_s *= 2
+        status, body = await self.read("GET", path, _weight(path), params=parameters, headers=headers)
         if status != _OK:
-            raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {_excerpt(body)}")
+            raise VenueRefusal(code_of(body), f"{path}: the venue answered with status {status}: {excerpt(body)}")
         try:
             code = _CODE.decode(body).code
             if code is msgspec.UNSET or code == _OK:
                 return decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
-        raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {_excerpt(body)}")
+        raise VenueRefusal(code, f"{path}: the venue answered with code {code}: {excerpt(body)}")
 
-    async def _ask(
-        self, path: str, parameters: Mapping[str, str | int], headers: Mapping[str, str]
-    ) -> tuple[int, float | None, bytes]:
-        url = self.base_url + path
-        try:
-            async with self.session().get(url, params=parameters, headers=headers, allow_redirects=False) as answer:
-                body = await answer.content.read(_ANSWER_BYTES_MAX + 1)
-                while body and len(body) <= _ANSWER_BYTES_MAX and (more := await answer.content.readany()):
-                    body += more
-                if len(body) > _ANSWER_BYTES_MAX:
-                    raise MarketDataError(f"{path}: the venue's answer is too long")
-                self.answered_at = _date(answer.headers.get("Date")) or self.answered_at
-                return answer.status, _seconds(answer.headers.get("Retry-After")), body
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
+
+def _weight(path: str) -> int:
+    return _WEIGHTS.get(path.rpartition("/")[2], _WEIGHT)
 
 
 def _market(symbol: str, detail: _Detail) -> Market:
@@ -360,23 +317,6 @@ def _signed_rate(row: _FundingRate) -> Decimal:
     if sign is None or not row.rate.is_finite():
         raise MarketDataError(f"/api/v1/fundings: cannot be decoded: {row}")
     return sign * row.rate / 100
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdecimal() else None
-
-
-def _date(text: str | None) -> datetime | None:
-    """Return the time of a header `Date`; None if it is missing or malformed."""
-    try:
-        at = parsedate_to_datetime(text or "")
-    except ValueError:
-        return None
-    return None if at.tzinfo is None else at
-
-
-def _excerpt(body: bytes) -> str:
-    return body[:200].decode(errors="replace")
 
 
 _CODE: Final = msgspec.json.Decoder(_Code)

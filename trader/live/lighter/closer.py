@@ -12,11 +12,12 @@ from trader.exchange.domain.orders import OrderSide
 from trader.live.domain.orders import CLIENT_INDEX_MAX
 from trader.live.domain.protective_orders import CLOSING_SLIPPAGE, worst_price
 from trader.live.lighter.account import prove_access
-from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.rows import PositionRow
 from trader.live.lighter.signer import OrderTerms, Signed, Signer
 from trader.live.lighter.transactions import Transactions
+from trader.live.market import Listing
 
 log = logging.getLogger("trader.live")
 

@@ -19,7 +19,8 @@ from trader.core.errors import MarketDataError
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.rows import OrderRow, TradeRow, Transaction, key_of
 from trader.live.lighter.signer import Signer
-from trader.live.lighter.stream import Envelope, Socket, connect
+from trader.live.lighter.stream import PATH, PING, Envelope, receive
+from trader.live.socket import Socket, connect
 
 log = logging.getLogger("trader.live")
 
@@ -169,7 +170,7 @@ class AccountStream:
         while True:
             began_s = monotonic()
             try:
-                async with connect(self._api) as socket:
+                async with connect(self._api, PATH, PING) as socket:
                     await self._follow(socket)
             except (aiohttp.ClientError, OSError, MarketDataError) as error:
                 log.warning("the stream of the accounts ended; they are read on request: %s", error)
@@ -185,7 +186,7 @@ class AccountStream:
             for index, frames in list(self.accounts.items()):
                 if monotonic() >= frames.renew_s:
                     await self._subscribe(socket, index, frames)
-            if (frame := await socket.receive(_PULSE_S, _FRAME)) is not None:
+            if (frame := await receive(socket, _PULSE_S, _FRAME)) is not None:
                 self._receive(frame)
 
     async def _subscribe(self, socket: Socket, index: int, frames: AccountFrames) -> None:

@@ -9,23 +9,22 @@ can be.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Final
 
 from trader.core.errors import MarketDataError
-from trader.core.money import ZERO, ceil_to, round_to
 from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
-from trader.live.budget import Priority, spending_as
+from trader.live.budget import Priority, priority_of, spending_as
 from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown, VenueOrderState
+from trader.live.gateway import by_present_rules, present_listing, state_by_trades
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.rows import ORDER_ROWS, OrderRow, Transaction
 from trader.live.lighter.signer import OrderTerms
 from trader.live.lighter.transactions import BUSY, INACTIVE, INDEX_EXISTS, INVALID_NONCE, SendAnswer, Transactions
+from trader.live.market import Listing
 from trader.live.venue import Remember
 from trader.market.domain.markets import Market
 
@@ -77,9 +76,9 @@ class LighterOrders:
         order = orders[0]
         async with self._sending:
             try:
-                with spending_as(_priority(order)):
-                    await self._read_listings(order)
-                    terms = [self._terms(each, market) for each in orders]
+                with spending_as(priority_of(order)):
+                    listing = await present_listing(self._api, order)
+                    terms = [order_terms(by_present_rules(each, listing, market), listing) for each in orders]
                     return await self._place(order, terms, remember)
             except ValueError as error:
                 return Refused(f"the venue does not accept this order: {error}")
@@ -166,7 +165,7 @@ class LighterOrders:
                 if answer.code == INVALID_NONCE:
                     continue  # another transaction used up this nonce; the venue did not consider our order
                 return Busy(answer.reason) if answer.code in BUSY else Refused(answer.reason)
-            with spending_as(_priority(order), _LOOK_PATIENCE_S):
+            with spending_as(priority_of(order), _LOOK_PATIENCE_S):
                 return await self._find_until(order, attempt, answer)
         return Busy("the venue rejected every nonce that it reported")
 
@@ -209,27 +208,13 @@ class LighterOrders:
         since = timedelta(0) if self._api.answered_at is None else self._api.answered_at - sent.at
         if not sent.is_executed or since < _SHOWN_WITHIN:
             return None
-        if (state := await self._state_by_trades(order, sent.at - _ENDED_WITHIN)) is not None:
+        if (state := await state_by_trades(self._records, order, sent.at - _ENDED_WITHIN)) is not None:
             return Placed(state)
         if not (order.reduce_only or since > _ENDED_WITHIN):
             return None
         if order.type is not VenueOrderType.MARKET:  # it might stand unshown
             return await self._cancel(order.symbol, order.client_index)
         return Refused("the venue executed the transaction without an order: there was nothing to do")
-
-    async def _state_by_trades(self, order: VenueOrder, since: datetime) -> VenueOrderState | None:
-        """Return the final state of an order that the venue shows only by its trades, or None without any."""
-        fills = [fill for fill in await self._records.fills_since(since) if fill.client_index == order.client_index]
-        if not fills:
-            return None
-        return VenueOrderState(
-            client_index=order.client_index,
-            venue_index=fills[0].order_index,
-            symbol=order.symbol,
-            filled=sum((fill.quantity for fill in fills), ZERO),
-            is_final=True,
-            status="shown by its trades",
-        )
 
     async def _was_decided(self, attempt: str, client_index: int) -> bool:
         """Wait until the venue has executed or refused a cancellation. Raise `MarketDataError`."""
@@ -247,45 +232,6 @@ class LighterOrders:
             raise MarketDataError(f"the venue does not list {symbol}")
         return listing.market_id
 
-    async def _read_listings(self, order: VenueOrder) -> None:
-        """Read the venue's units, which may change at any time; an order that reduces does without a new reading."""
-        is_known = order.reduce_only and order.symbol in self._api.known
-        try:
-            with spending_as(Priority.READ, 0) if is_known else nullcontext():
-                await self._api.listings()
-        except MarketDataError:
-            if not is_known:
-                raise
-
-    def _terms(self, order: VenueOrder, market: Market) -> OrderTerms:
-        """Return an order in the venue's units.
-
-        :raises ValueError: the venue cannot express the order, or counts otherwise than when it was decided
-        """
-        listing = self._api.known.get(order.symbol)
-        if listing is None:
-            raise ValueError(f"it does not list {order.symbol}")
-        if not (listing.is_active or order.reduce_only):
-            raise ValueError(f"it does not trade {order.symbol} now")
-        now = listing.market
-        tick, lot, price, trigger, quantity = now.tick, now.lot, order.price, order.trigger, order.quantity
-        if (tick, lot) != (market.tick, market.lot):
-            if not order.reduce_only:
-                raise ValueError(f"its tick of {tick} and lot of {lot} were {market.tick} and {market.lot} until now")
-            quantity = ceil_to(quantity, lot)  # it closes no more than there is
-            price = max(tick, round_to(price, tick))
-            trigger = None if trigger is None else max(tick, round_to(trigger, tick))
-        return OrderTerms(
-            market_id=listing.market_id,
-            client_index=order.client_index,
-            lots=_whole(quantity, lot),
-            price_ticks=_whole(price, tick),
-            is_ask=order.side is OrderSide.SELL,
-            type=order.type.value,
-            reduce_only=order.reduce_only,
-            trigger_ticks=0 if trigger is None else _whole(trigger, tick),
-        )
-
     def _state(self, order: OrderRow) -> VenueOrderState:
         return VenueOrderState(
             client_index=order.client_order_index,
@@ -298,15 +244,16 @@ class LighterOrders:
         )
 
 
-def _priority(order: VenueOrder) -> Priority:
-    if not order.reduce_only:
-        return Priority.OPEN
-    return Priority.CLOSE if order.trigger is None else Priority.PROTECT
-
-
-def _whole(amount: Decimal, unit: Decimal) -> int:
-    """Return an amount as a number of units. Raise `ValueError` when it is not a whole number."""
-    count = amount / unit
-    if count != int(count) or count <= 0:
-        raise ValueError(f"{amount} is not a whole number of {unit}")
-    return int(count)
+def order_terms(order: VenueOrder, listing: Listing) -> OrderTerms:
+    """Return an order in the venue's units."""
+    tick, lot = listing.market.tick, listing.market.lot
+    return OrderTerms(
+        market_id=listing.market_id,
+        client_index=order.client_index,
+        lots=int(order.quantity / lot),
+        price_ticks=int(order.price / tick),
+        is_ask=order.side is OrderSide.SELL,
+        type=order.type.value,
+        reduce_only=order.reduce_only,
+        trigger_ticks=0 if order.trigger is None else int(order.trigger / tick),
+    )

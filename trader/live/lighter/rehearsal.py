@@ -14,10 +14,10 @@ import msgspec
 from trader.core.errors import MarketDataError
 from trader.core.money import ZERO
 from trader.live.domain.orders import CLIENT_INDEX_MAX
-from trader.live.lighter.api import Listing
 from trader.live.lighter.closer import LighterCloser
 from trader.live.lighter.signer import OrderTerms
 from trader.live.lighter.transactions import INDEX_EXISTS, SendAnswer
+from trader.live.market import Listing
 from trader.live.venue import Steps
 
 _RAW: Final = msgspec.json.Decoder(dict[str, Any])

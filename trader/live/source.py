@@ -1,4 +1,4 @@
-"""Market source of Lighter's public data: books and marks from its stream; rules, candles and funding on request.
+"""Market source of a venue's public data: books and marks from its stream; rules, candles and funding on request.
 
 A simulator that cannot open the stream, for example behind a proxy without WebSocket support, also polls the books.
 
@@ -8,11 +8,11 @@ No credentials are needed. While the venue is silent there are no prices: none a
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from trader.core.clock import (
     SET_BACK_LEAST,
@@ -25,10 +25,10 @@ from trader.core.clock import (
     moment_of,
 )
 from trader.core.errors import MarketDataError, MarketUnavailable
+from trader.live.book import BookChange
 from trader.live.budget import Priority, spending_as
-from trader.live.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
-from trader.live.lighter.market import LighterMarket
-from trader.live.lighter.stream import LighterStream, StreamUnreachable, open_stream
+from trader.live.market import Listing, VenueMarket
+from trader.live.socket import MarketStream, StreamUnreachable
 from trader.market.domain.markets import (
     INTERVALS,
     PLAIN_FUNDING_RATE,
@@ -54,6 +54,7 @@ from trader.market.sources.files import FileRow, Minutes
 logger = logging.getLogger(__name__)
 
 _PULSE_S: Final = 0.25
+_CANDLES_PER_STEP: Final = 500
 _HISTORY_PATIENCE_S: Final = 90.0
 _RULES_EVERY: Final = timedelta(hours=1)
 _INSTANT: Final = timedelta(milliseconds=1)
@@ -63,6 +64,28 @@ _CORNERS_S: Final = (0, NEARER_S, NEARER_S + 1, FURTHER_S, FURTHER_S + 1, CLOSE_
 """The seconds of a missed minute with a tick. An order triggered by an extreme meets a book one second later."""
 
 
+class MarketApi(Protocol):
+    """The public data of a venue, on request and by its stream. Every call raises `MarketDataError`."""
+
+    venue: str
+
+    async def listings(self) -> Mapping[str, Listing]: ...
+
+    async def book(self, market_id: int) -> BookChange: ...
+
+    async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]: ...
+
+    async def fundings(self, market_id: int, start: datetime, end: datetime) -> dict[datetime, Decimal]:
+        """Return the hourly rates due at the whole hours in [start, end]; longs pay a positive one."""
+        ...
+
+    def stream(self, markets: Sequence[VenueMarket], clock: Clock) -> AbstractAsyncContextManager[MarketStream]:
+        """Open a stream of the markets. Raise `StreamUnreachable` if it cannot be opened."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class VenueSource:
     """The venue's markets. Publishes changes every `pulse_s` seconds and rereads the rules every `rules_every`.
 
@@ -70,12 +93,11 @@ class VenueSource:
     """
 
     name = "venue"
-    identity = "venue:lighter"
     ends_at: datetime | None = None
 
     def __init__(
         self,
-        api: LighterApi,
+        api: MarketApi,
         symbols: Sequence[str],
         rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS,
         *,
@@ -83,6 +105,7 @@ class VenueSource:
         rules_every: timedelta = _RULES_EVERY,
         poll_every: timedelta | None = None,
     ) -> None:
+        self.identity = f"venue:{api.venue}"
         self._api = api
         self._symbols = tuple(symbols)
         self._pulse_s = pulse_s
@@ -92,7 +115,7 @@ class VenueSource:
         self._rows = {**SIMULATED_MARKETS, **rows}
         self._rules = {symbol: self._rows[symbol].rules for symbol in symbols if symbol in self._rows}
         self._listings: Mapping[str, Listing] | None = None
-        self._followed: dict[str, LighterMarket] = {}
+        self._followed: dict[str, VenueMarket] = {}
         self._refreshing: asyncio.Task[Mapping[str, Listing]] | None = None
         self._refresh_at: datetime | None = None
         self.markets: Mapping[str, Market] = MappingProxyType(self._rules)
@@ -153,14 +176,13 @@ class VenueSource:
                     stream = await self._open_stream(stack, followed, clock)
 
     async def _open_stream(
-        self, stack: AsyncExitStack, followed: Sequence[LighterMarket], clock: Clock
-    ) -> LighterStream | None:
+        self, stack: AsyncExitStack, followed: Sequence[VenueMarket], clock: Clock
+    ) -> MarketStream | None:
         """Return an open stream, which the stack closes; None while the books must be polled instead."""
         for market in followed:
             market.disconnect()  # a stream starts with its own snapshots
         try:
-            opening = open_stream(self._api, followed, clock)
-            stream = await stack.enter_async_context(opening)
+            stream = await stack.enter_async_context(self._api.stream(followed, clock))
         except StreamUnreachable as error:
             if self._poll_every is None:
                 raise
@@ -173,7 +195,7 @@ class VenueSource:
         return stream
 
     async def _poll(
-        self, followed: Sequence[LighterMarket], listings: Mapping[str, Listing], clock: Clock, after: datetime
+        self, followed: Sequence[VenueMarket], listings: Mapping[str, Listing], clock: Clock, after: datetime
     ) -> None:
         """Poll the books, and the funding rates that became due since `after`."""
         books = await asyncio.gather(*(self._api.book(market.market_id) for market in followed))
@@ -208,7 +230,7 @@ class VenueSource:
                 self._rules[symbol] = listing.market
             known = self._followed.get(symbol)
             if known is None or known.market_id != listing.market_id:
-                self._followed[symbol] = LighterMarket(symbol, listing.market_id)
+                self._followed[symbol] = VenueMarket(symbol, listing.market_id)
 
     def _refresh_rules_when_due(self, now: datetime) -> None:
         """Reload the market rules in the background when due, and apply them once loaded."""
@@ -244,7 +266,7 @@ class VenueSource:
             if (listing := listings.get(symbol)) is not None:
                 await self._load_rates(symbol, listing, after, until)
         while start < until:
-            stop = min(until, start + CANDLES_PER_CALL * _MINUTE)
+            stop = min(until, start + _CANDLES_PER_STEP * _MINUTE)
             minutes = await self._minutes(listings, start, stop)
             for minute in sorted(minutes):
                 for at, second in _corners(minute, after, until):

@@ -1,4 +1,4 @@
-"""State of one market from Lighter's stream: book, summary, funding rates, and whether its price is tradable. No I/O.
+"""State of one market from a venue's stream: book, summary, funding rates, and whether its price is tradable. No I/O.
 
 A price is held back, and `trouble` says why, while the book is missing, incomplete or silent, and while the mid or the
 mark is an outlier: more than 5 % from both its last good value and the venue's index.
@@ -7,14 +7,14 @@ mark is an outlier: more than 5 % from both its last good value and the venue's 
 import logging
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
-from trader.core.clock import EPOCH, floor_time
+from trader.core.clock import floor_time
 from trader.core.errors import MarketDataError
-from trader.live.lighter.book import BookChange, StreamedBook
-from trader.market.domain.markets import STALE_AFTER, Quote, untimely
+from trader.live.book import BookChange, StreamedBook
+from trader.market.domain.markets import STALE_AFTER, Market, Quote, untimely
 
 logger = logging.getLogger(__name__)
 
@@ -30,26 +30,28 @@ _REPEAT_AFTER: Final = timedelta(seconds=1)
 
 _HOUR: Final = timedelta(hours=1)
 _RATES_MAX: Final = 20_000
-_MILLISECOND: Final = timedelta(milliseconds=1)
-
-T = TypeVar("T")
 
 
-class MarketStats(msgspec.Struct):
-    """The venue's summary of a market. Funding rates are percent of the notional per hour; longs pay a positive one.
+class Listing(msgspec.Struct, frozen=True):
+    """A market as the venue lists it, by its number there."""
 
-    `open_interest` is in quote currency (the REST interface gives base units).
+    market_id: int
+    market: Market
+    is_active: bool
+
+
+class MarketSummary(NamedTuple):
+    """A venue's summary of a market. `next_rate` is the estimate of the next hourly funding rate, a fraction of the
+    notional that longs pay if it is positive; `open_interest` is in quote currency.
     """
 
-    mark_price: Decimal
-    index_price: Decimal
-    current_funding_rate: Decimal | None = None
-    funding_rate: Decimal | None = None
-    funding_timestamp: int = 0
+    mark: Decimal
+    oracle: Decimal
+    next_rate: Decimal | None = None
     open_interest: Decimal | None = None
 
 
-class LighterMarket:
+class VenueMarket:
     """One market as the stream reports it. `trouble` says why there is no price to trade on."""
 
     def __init__(self, symbol: str, market_id: int) -> None:
@@ -62,7 +64,7 @@ class LighterMarket:
         self._book_at: datetime | None = None
         self._book_lag = timedelta(0)
         self._book_fault = "its order book has not arrived yet"
-        self._stats: MarketStats | None = None
+        self._stats: MarketSummary | None = None
         self._stats_at: datetime | None = None
         self._subscribed_at: datetime | None = None
         self._is_broken = False
@@ -84,17 +86,15 @@ class LighterMarket:
         self._is_broken = False
         self._book_fault = "its order book has not arrived yet"
 
-    def on_book(self, body: bytes, now: datetime, sent_at: datetime | None, *, is_snapshot: bool) -> None:
+    def on_book(self, change: BookChange, now: datetime, sent_at: datetime | None, *, is_snapshot: bool) -> None:
         """Apply a book message. Raise `MarketDataError` when the book is broken; it is then requested again."""
         try:
-            change = _decode(body, _BOOK)
             if is_snapshot:
                 self._book.replace(change)
             else:
                 self._book.change(change)
         except MarketDataError as error:
-            self._book.clear()
-            self._book_at, self._book_fault, self._is_broken = None, f"its order book is requested again: {error}", True
+            self.lose_book(error)
             raise
         if is_snapshot:
             self._is_broken = False
@@ -102,21 +102,23 @@ class LighterMarket:
         self._book_at = now if self._book_lag <= STALE_AFTER else sent_at
         self._has_changed = True
 
+    def lose_book(self, error: MarketDataError) -> None:
+        """Empty the book after a message that cannot be applied."""
+        self._book.clear()
+        self._book_at, self._book_fault, self._is_broken = None, f"its order book is requested again: {error}", True
+
     def on_whole_book(self, book: BookChange, now: datetime) -> None:
         """Apply a polled book. Discard an impossible one and raise `MarketDataError`."""
         self._book.replace(book)
         self._book_at, self._book_lag, self._has_changed = now, timedelta(0), True
 
-    def on_stats(self, body: bytes, now: datetime) -> None:
+    def on_summary(self, summary: MarketSummary, now: datetime) -> None:
         """Apply a summary. Keep the last one and raise `MarketDataError` if it is impossible."""
-        stats = _decode(body, _STATS)
-        if not all(price.is_finite() and price > 0 for price in (stats.mark_price, stats.index_price)):
-            raise MarketDataError(f"mark {stats.mark_price} and index {stats.index_price} are impossible")
-        self._stats, self._stats_at, self._has_changed = stats, now, True
-        if stats.current_funding_rate is not None and stats.current_funding_rate.is_finite():
-            self.next_rate = stats.current_funding_rate / 100
-        if stats.funding_timestamp and stats.funding_rate is not None and stats.funding_rate.is_finite():
-            self.record_rate(EPOCH + stats.funding_timestamp * _MILLISECOND, stats.funding_rate / 100)
+        if not all(price.is_finite() and price > 0 for price in summary[:2]):
+            raise MarketDataError(f"mark {summary.mark} and index {summary.oracle} are impossible")
+        self._stats, self._stats_at, self._has_changed = summary, now, True
+        if summary.next_rate is not None and summary.next_rate.is_finite():
+            self.next_rate = summary.next_rate
 
     def record_rate(self, at: datetime, rate: Decimal) -> None:
         """Record the hourly rate that was due at the whole hour of `at`."""
@@ -161,7 +163,7 @@ class LighterMarket:
         mid = (best[0] + best[1]) / 2
         is_fresh = self._stats_at is not None and untimely(self._stats_at, now) is None
         stats = self._stats if is_fresh else None
-        mark, index = (mid, None) if stats is None else (stats.mark_price, stats.index_price)
+        mark, index = (mid, None) if stats is None else stats[:2]
         last = self._last if self._last is not None and not self._last.is_stale(now) else None
         before = (None, None) if last is None else ((last.bid + last.ask) / 2, last.mark)
         for name, price, earlier in (("price", mid, before[0]), ("mark", mark, before[1])):
@@ -184,14 +186,3 @@ def outlier(price: Decimal, before: Decimal | None, index: Decimal | None) -> st
     if not away or any(distance <= OUTLIER for distance in away.values()):
         return None
     return " and ".join(f"{distance:.1%} {name}" for name, distance in away.items())
-
-
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise MarketDataError(f"cannot be decoded: {error}") from error
-
-
-_BOOK: Final = msgspec.json.Decoder(BookChange)
-_STATS: Final = msgspec.json.Decoder(MarketStats)

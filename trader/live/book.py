@@ -1,4 +1,4 @@
-"""Order book of one market from Lighter's stream: a snapshot, then changes, each with the nonce it follows.
+"""Order book of one market from a venue's stream: snapshots, or changes that each have the nonce they follow.
 
 A change whose `begin_nonce` is beyond the book's nonce shows that an earlier change was lost. A book patched past a
 loss stays wrong undetected, so it is emptied until the next snapshot. Sizes are absolute: applying a change twice is

@@ -1,0 +1,44 @@
+"""Hyperliquid: public market data, and orders and records of the accounts that trade on it.
+
+Read `api.py` (requests) and `stream.py` (prices), then `account.py` with `orders.py`, `actions.py`, `signer.py` and
+`records.py` (live trading), and `closer.py`.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from trader.live.budget import RequestBudget
+from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent
+from trader.live.hyperliquid.api import ADDRESS as ADDRESS
+from trader.live.hyperliquid.api import TESTNET as TESTNET
+from trader.live.hyperliquid.api import HyperliquidApi, venue_address
+from trader.live.hyperliquid.closer import HyperliquidCloser
+from trader.live.source import VenueSource
+from trader.live.venue import VenueAccounts, VenueCloser
+from trader.market.domain.markets import SimulatedMarket
+from trader.market.sources.source import MarketSource
+from trader.settings.forms import Secret
+from trader.settings.settings import Settings
+
+
+def make_source(
+    settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
+) -> MarketSource:
+    """Return the source of Hyperliquid's prices. Only the simulator trades on polled books."""
+    poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
+    return VenueSource(
+        HyperliquidApi(venue_address(settings), budget),
+        settings.markets,
+        rows,
+        poll_every=poll_every if settings.trading_mode == "simulated" else None,
+    )
+
+
+def make_accounts(settings: Settings) -> VenueAccounts:
+    """Return the accounts at Hyperliquid. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
+    return HyperliquidAccounts(settings)
+
+
+def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:
+    """Return what works on an account at Hyperliquid without the service. `key_index` means nothing here."""
+    return HyperliquidCloser(make_agent(key, url == TESTNET), url, account.lower())
