@@ -28,6 +28,9 @@ from trader.live.domain.orders import Placed, Refused, SendOutcome, Unknown, Ven
 from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.hyperliquid.account import HyperliquidAccount, HyperliquidAccounts
+from trader.live.hyperliquid.orders import HyperliquidOrders
+from trader.live.hyperliquid.records import HyperliquidRecords
 from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.orders import LighterOrders
@@ -268,10 +271,10 @@ async def test_its_lost_answers_are_resolved_and_its_own_trades_are_noticed(
     ("protocol", "filled_by"),
     [
         (VenuePackage, [template, *VENUES.values()]),
-        (VenueAccounts, [template.TemplateAccounts, LighterAccounts, MemoryVenue]),
-        (VenueAccount, [template.TemplateAccount, LighterAccount, MemoryAccount]),
-        (OrderGateway, [template.TemplateOrders, LighterOrders, MemoryAccount]),
-        (AccountRecords, [template.TemplateRecords, LighterRecords, MemoryAccount]),
+        (VenueAccounts, [template.TemplateAccounts, LighterAccounts, HyperliquidAccounts, MemoryVenue]),
+        (VenueAccount, [template.TemplateAccount, LighterAccount, HyperliquidAccount, MemoryAccount]),
+        (OrderGateway, [template.TemplateOrders, LighterOrders, HyperliquidOrders, MemoryAccount]),
+        (AccountRecords, [template.TemplateRecords, LighterRecords, HyperliquidRecords, MemoryAccount]),
     ],
 )
 def test_the_template_and_every_venue_fill_the_protocol(protocol: type, filled_by: list[object]) -> None:

@@ -7,6 +7,7 @@ mark is an outlier: more than 5 % from both its last good value and the venue's 
 import logging
 from datetime import datetime, timedelta
 from decimal import Decimal
+from math import isfinite
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from trader.core.clock import floor_time
 from trader.core.errors import MarketDataError
 from trader.live.book import BookChange, StreamedBook
-from trader.market.domain.markets import STALE_AFTER, Market, Quote, untimely
+from trader.market.domain.markets import STALE_AFTER, Candle, Market, Quote, untimely
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,16 @@ class Listing(msgspec.Struct, frozen=True):
     market_id: int
     market: Market
     is_active: bool
+
+
+def candle_of(at: datetime, opened: float, high: float, low: float, close: float, volume: float) -> Candle | None:
+    """Return a candle; None for one without trades or with impossible values."""
+    prices = (opened, high, low, close)
+    if not all(isfinite(number) for number in (*prices, volume)) or min(prices) <= 0 or volume < 0:
+        return None
+    if not low <= min(opened, close) <= max(opened, close) <= high:
+        return None
+    return Candle(at, *prices, volume)
 
 
 class MarketSummary(NamedTuple):

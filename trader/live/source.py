@@ -68,6 +68,8 @@ class MarketApi(Protocol):
     """The public data of a venue, on request and by its stream. Every call raises `MarketDataError`."""
 
     venue: str
+    streams_rates: bool
+    """Whether the stream tells the funding rates that were due."""
 
     async def listings(self) -> Mapping[str, Listing]: ...
 
@@ -246,7 +248,14 @@ class VenueSource:
             self._refresh_at = now + self._rules_every
         elif interval_elapsed(self._refresh_at, self._rules_every, now) and self._refreshing is None:
             self._refresh_at = now + self._rules_every
-            self._refreshing = asyncio.create_task(self._api.listings(), name="venue rules")
+            self._refreshing = asyncio.create_task(self._reload(now), name="venue rules")
+
+    async def _reload(self, now: datetime) -> Mapping[str, Listing]:
+        """Return the venue's markets, and load the funding rates that its stream does not tell."""
+        listings = await self._api.listings()
+        for symbol in () if self._api.streams_rates else self._followed:
+            await self._load_rates(symbol, listings[symbol], now - 2 * _HOUR, now)
+        return listings
 
     # History
 

@@ -14,14 +14,14 @@ from support.live import LATER, live_settings
 from support.manual_clock import ManualClock
 from support.scripted import START
 
-from trader.core.errors import StartError
+from trader.core.errors import MarketDataError, StartError
 from trader.exchange.domain.orders import Cause, OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
 from trader.live.budget import Priority, spending_as
 from trader.live.domain.orders import Busy, Placed, Refused, SendOutcome, Unknown
 from trader.live.emptying import EMPTY_LOOKS, empty
 from trader.live.hyperliquid.account import HyperliquidAccount, HyperliquidAccounts
-from trader.live.hyperliquid.actions import BUSY, EXPIRES_S, cloid_of, is_refusal
+from trader.live.hyperliquid.actions import BUSY, EXPIRES_S, client_index_of_cloid, cloid_of, is_refusal
 from trader.live.hyperliquid.closer import HyperliquidCloser
 from trader.market.domain.markets import MARKETS
 from trader.settings.forms import Secret
@@ -327,6 +327,25 @@ async def test_the_rest_of_the_address_allowance_is_kept_for_closing(
     assert len(venue.sent) == sent
     closing = order(3, side=OrderSide.SELL, price=D("90000"), reduce_only=True)
     assert isinstance(await place(account, closing), Placed)
+
+
+@pytest.mark.parametrize("size", ["NaN", "-1", "0.3", "Infinity"])
+async def test_an_order_of_an_impossible_size_is_an_error(
+    venue: FakeHyperliquid, account: HyperliquidAccount, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    await place(account, order(1))
+    answer = venue.told("orderStatus", {"user": ADDRESS, "oid": cloid_of(1)})
+    answer["order"]["order"]["sz"] = size
+    monkeypatch.setattr(venue, "told", lambda kind, asked: answer)
+    with pytest.raises(MarketDataError, match="is impossible"):
+        await account.orders.find_all([1])
+
+
+def test_an_id_names_one_of_our_orders_in_any_spelling() -> None:
+    for index in (1, 2**48 - 1):
+        assert client_index_of_cloid(cloid_of(index)) == client_index_of_cloid(cloid_of(index).upper()) == index
+        assert len(cloid_of(index)) == 34
+    assert [client_index_of_cloid(cloid) for cloid in (None, "0x" + "0" * 32, "0x5bdd")] == [None] * 3
 
 
 # Records

@@ -88,10 +88,26 @@ async def test_candles_and_funding_are_read_in_parts(venue: FakeHyperliquid, sou
     api = HyperliquidApi(venue.url)
     await api.listings()
     hour = timedelta(hours=1)
+    assert source.identity == "venue:hyperliquid"
     assert await api.fundings(1, START + hour, START + 3 * hour) == {
         START + n * hour: D("0.0000125") for n in (1, 2, 3)
     }
     await api.close()
+
+
+async def test_the_rates_that_were_due_are_read_with_the_rules(venue: FakeHyperliquid) -> None:
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    venue.funding_rows[1] = [{"timestamp": int(hour.timestamp()), "rate": "0.00125"}]
+    api = HyperliquidApi(venue.url, pause_s=0.01)
+    source = VenueSource(api, ("BTC",), pulse_s=0.01, rules_every=timedelta(milliseconds=20))
+    await source.open()
+    ticks = source.ticks(SystemClock(), START)
+    while source.known_funding_rate("BTC", hour) is None:
+        await venue.move("BTC", "94000")
+        await anext(ticks)
+    assert source.known_funding_rate("BTC", hour) == D("0.0000125")
+    await ticks.aclose()  # type: ignore[attr-defined]
+    await source.close()
 
 
 async def test_a_market_without_cross_margin_or_delisted_is_not_traded(venue: FakeHyperliquid) -> None:

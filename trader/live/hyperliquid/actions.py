@@ -26,7 +26,7 @@ EXPIRES_S: Final = 8.0
 
 _OK: Final = 200
 _ORDERS_PER_WEIGHT: Final = 40
-_CLOID_PREFIX: Final = "0x7472616465720000" + "0000"
+_CLOID_PREFIX: Final = "0x74726164657200000000"
 """The start of our order ids, which tells them from those of other programs."""
 
 REFUSALS: Final = (
@@ -170,9 +170,8 @@ def cloid_of(client_index: int) -> str:
 
 def client_index_of_cloid(cloid: str | None) -> int | None:
     """Return our order id for one at the venue; None for an order of another program."""
-    if cloid is None or not cloid.lower().startswith(_CLOID_PREFIX):
-        return None
-    return int(cloid.removeprefix(_CLOID_PREFIX), 16) or None
+    name = (cloid or "").lower()
+    return int(name.removeprefix(_CLOID_PREFIX), 16) if name.startswith(_CLOID_PREFIX) else None
 
 
 def order_action(orders: Sequence[VenueOrder], asset: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from math import isfinite
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ from trader.live.book import BookChange
 from trader.live.budget import OrderLimits, RequestBudget
 from trader.live.http import VenueHttp, excerpt
 from trader.live.hyperliquid.stream import BookRow, HyperliquidStream, book_of, open_stream
-from trader.live.market import Listing, VenueMarket
+from trader.live.market import Listing, VenueMarket, candle_of
 from trader.live.socket import time_of
 from trader.market.domain.markets import INTERVALS, Candle, Interval, MarginTier, Market, canonical_symbol
 from trader.settings.settings import Settings
@@ -104,7 +103,7 @@ def ms_of(at: datetime) -> int:
 class HyperliquidApi(VenueHttp):
     """The interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
 
-    venue = "hyperliquid"
+    venue, streams_rates = "hyperliquid", False
 
     def __init__(self, base_url: str, budget: RequestBudget | None = None, *, pause_s: float = _PAUSE_S) -> None:
         """Share `budget` with the others who ask this address. `pause_s` scales all waiting, the minute included."""
@@ -210,14 +209,7 @@ def _maintenance(leverage: int) -> Decimal:
 
 
 def _candle(row: _Candle) -> Candle | None:
-    """Return the candle; None for one with impossible values."""
     try:
-        opened, high, low, close, volume = map(float, (row.o, row.h, row.l, row.c, row.v))
+        return candle_of(time_of(row.t), *map(float, (row.o, row.h, row.l, row.c, row.v)))
     except ValueError:
         return None
-    prices = (opened, high, low, close)
-    if not all(isfinite(number) for number in (*prices, volume)) or min(prices) <= 0 or volume < 0:
-        return None
-    if not low <= min(opened, close) <= max(opened, close) <= high:
-        return None
-    return Candle(time_of(row.t), opened, high, low, close, volume)

@@ -188,6 +188,8 @@ class HyperliquidRecords:
         return {index for order in recent if (index := client_index_of_cloid(order.cloid)) is not None}
 
     def state_of(self, order: OrderDetail, status: str, client_index: int) -> VenueOrderState:
+        if not (order.orig_sz.is_finite() and order.sz.is_finite() and 0 <= order.sz <= order.orig_sz):
+            raise MarketDataError(f"orderStatus: an order with {order.sz} left of {order.orig_sz} is impossible")
         is_final = status not in _STANDING
         return VenueOrderState(
             client_index=client_index,

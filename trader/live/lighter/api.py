@@ -23,7 +23,7 @@ from trader.live.http import VenueHttp, excerpt
 from trader.live.lighter.rows import AccountRow
 from trader.live.lighter.signer import Signer
 from trader.live.lighter.stream import LighterStream, open_stream
-from trader.live.market import Listing, VenueMarket
+from trader.live.market import Listing, VenueMarket, candle_of
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.settings.settings import Settings
 
@@ -147,7 +147,7 @@ def venue_address(settings: Settings) -> str:
 class LighterApi(VenueHttp):
     """The REST interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
 
-    venue = "lighter"
+    venue, streams_rates = "lighter", True
 
     def __init__(self, base_url: str, budget: RequestBudget | None = None, *, pause_s: float = _PAUSE_S) -> None:
         """Share `budget` with the others who ask this address. `pause_s` scales all waiting, the minute included."""
@@ -300,14 +300,8 @@ def _levels(orders: Iterable[_BookOrder]) -> list[LevelChange]:
 
 
 def _candle(row: _Candle) -> Candle | None:
-    """Return the candle; None for one without trades or with impossible values."""
-    prices = (row.o, row.h, row.l, row.c)
-    if not all(isfinite(number) for number in (*prices, row.v)) or min(prices) <= 0 or row.v < 0:
-        return None
-    if not row.l <= min(row.o, row.c) <= max(row.o, row.c) <= row.h:
-        return None
     try:
-        return Candle(EPOCH + row.t * _MILLISECOND, row.o, row.h, row.l, row.c, row.v)
+        return candle_of(EPOCH + row.t * _MILLISECOND, row.o, row.h, row.l, row.c, row.v)
     except OverflowError:
         return None
 
