@@ -277,6 +277,16 @@ async def test_a_stop_waits_until_its_order_is_filled_whole(
     assert isinstance(await account.orders.cancel("BTC", 77), Refused)
 
 
+async def test_an_order_canceled_before_it_is_shown_is_awaited(
+    venue: FakeHyperliquid, account: HyperliquidAccount
+) -> None:
+    venue.lag_s = (8.0, 8.0)
+    await place(account, order(1, VenueOrderType.LIMIT, price=D(93000)))
+    canceled = await account.orders.cancel("BTC", 1)
+    assert isinstance(canceled, Placed)
+    assert (canceled.state.status, canceled.state.filled) == ("canceled", D(0))
+
+
 def published() -> list[str]:
     if not FOLDER.exists():
         return []
