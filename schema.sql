@@ -397,6 +397,8 @@ CREATE TABLE IF NOT EXISTS orders (
     invalidation       text,
     invalidation_price amount  CHECK (invalidation_price > 0),
     time_exit          timestamptz,
+    trailing_distance  amount  CHECK (trailing_distance > 0),
+    targets            text NOT NULL DEFAULT '[]' CHECK (json_array_length(targets::json) <= 3), -- price, fraction, quantity
     confidence         amount  CHECK (confidence BETWEEN 0 AND 100),
     invocation_id      uuid REFERENCES invocations,
     opened_at          timestamptz NOT NULL,
@@ -453,6 +455,8 @@ CREATE TABLE IF NOT EXISTS limit_orders (
     invalidation       text,
     invalidation_price amount  CHECK (invalidation_price > 0),
     time_exit          timestamptz,
+    trailing_distance  amount  CHECK (trailing_distance > 0),
+    targets            text NOT NULL DEFAULT '[]' CHECK (json_array_length(targets::json) <= 3), -- price, fraction, quantity
     has_exit_plan      boolean NOT NULL,
     confidence         amount  CHECK (confidence BETWEEN 0 AND 100),
     invocation_id      uuid REFERENCES invocations,
@@ -545,6 +549,7 @@ CREATE TABLE IF NOT EXISTS venue_orders (
     price         amount  NOT NULL CHECK (price > 0),
     trigger_price amount  CHECK (trigger_price > 0),
     reduce_only   boolean NOT NULL,
+    post_only     boolean NOT NULL DEFAULT false,
     request_id    uuid UNIQUE,
     request       jsonb,
     attempt       text,

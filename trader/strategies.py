@@ -11,6 +11,7 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     PlacePair,
     PlannedExit,
+    PlannedTarget,
     UpdateExitPlan,
 )
 from trader.agents.domain.view import (
@@ -23,13 +24,13 @@ from trader.agents.domain.view import (
     View,
 )
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.orders import Cause, ExitPlan, OrderType, Side
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderType, PlanTarget, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval
 
 __all__ = [
     "CancelOrder", "Candle", "Cause", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition",
     "Holding", "Indicators", "Interval", "ObservedAccount", "ObservedFill", "ObservedMarket", "ObservedOrder",
-    "ObservedPosition", "OrderType", "Peek", "PlaceOrder", "PlacePair", "PlannedExit", "SeriesValue", "Side",
-    "Strategy", "UpdateExitPlan", "VariantId", "VariantLimits", "View", "build_view",
+    "ObservedPosition", "OrderType", "Peek", "PlaceOrder", "PlacePair", "PlanTarget", "PlannedExit", "PlannedTarget",
+    "SeriesValue", "Side", "Strategy", "UpdateExitPlan", "VariantId", "VariantLimits", "View", "build_view",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 It keeps one ledger of events, and recomputes every figure from it on demand.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,12 +12,12 @@ from fractions import Fraction
 from itertools import groupby
 
 from support.reference_ledger import Books, Entry, post, rounded
-from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, halved, plan_is_sound
+from support.reference_orders import Answer, Goal, Rest, Terms, Watch, fired, first, halved, plan_is_sound
 
 from trader.exchange.domain.ledger import Liquidation
 from trader.exchange.domain.orders import ExitPlan, Order
 from trader.exchange.domain.tick_rules import Moment
-from trader.market.domain.markets import Book, Market
+from trader.market.domain.markets import Book, Market, Quote
 
 STALE = timedelta(seconds=30)
 BY_QUARTERS = Liquidation()
@@ -64,6 +64,7 @@ class ReferenceAccount:
         self.taken: list[tuple[str, int, datetime, Fraction]] = []
         self.now = self.recovering_at = at
         self.marks: dict[str, Fraction] = {}
+        self._resting_books: Mapping[str, Quote] = {}
         self.seen: dict[str, list[tuple[datetime, Fraction]]] = {}
         self._acts = 0
         self._arrivals = 0
@@ -191,9 +192,14 @@ class ReferenceAccount:
         if price <= 0 or (order.reduce_only and not reducible) or (too_small and not closes_all):
             return Answer("rejected")
         entry_mark = mark if limit is None else (min(mark, limit) if sign > 0 else max(mark, limit))
-        if order.exit_plan is not None and not plan_is_sound(order.exit_plan, sign, entry_mark, self.now):
+        built, plan = held * sign + quantity, order.exit_plan
+        if plan is not None and not plan_is_sound(plan, sign, entry_mark, self.now, built, market):
+            return Answer("rejected")
+        opposite = book.asks if sign > 0 else book.bids
+        if order.post_only and limit is not None and sign * (limit - Fraction(opposite[0].price)) >= 0:
             return Answer("rejected")
         realized_before = self.books().realized
+        self._resting_books = moment.quotes
         parts = self._shown(book, sign, quantity, limit)
         self._take(book, sign, parts)
         leverage = None if order.leverage is None else Fraction(order.leverage)
@@ -207,9 +213,7 @@ class ReferenceAccount:
         if rests:
             assert limit is not None
             self._arrivals += 1
-            own = book.bids if sign > 0 else book.asks
-            standing = sum((Fraction(level.quantity) for level in own if Fraction(level.price) == limit), Fraction(0))
-            ahead = standing if self.fills == "queue" else Fraction(0)
+            ahead = self._standing(order.symbol, sign, limit)
             self.resting.append(
                 Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at, ahead)
             )
@@ -227,6 +231,13 @@ class ReferenceAccount:
             fees,
             self.books().realized - realized_before,
         )
+
+    def _standing(self, symbol: str, sign: int, limit: Fraction) -> Fraction:
+        """What stands at a limit before an order of this side does, if the rules count it."""
+        book = self._resting_books[symbol].book
+        own = book.bids if sign > 0 else book.asks
+        standing = sum((Fraction(level.quantity) for level in own if Fraction(level.price) == limit), Fraction(0))
+        return standing if self.fills == "queue" else Fraction(0)
 
     def _is_overleveraged(self, order: Order, sign: int) -> bool:
         """Whether the tier of the position, with all resting orders that open it, allows only a lower leverage."""
@@ -250,11 +261,42 @@ class ReferenceAccount:
         self.see(moment)
         held = self.quantity(symbol)
         at = self._at(moment)
-        if not held or not plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], self.now):
+        market, sign = self.markets[symbol], 1 if held > 0 else -1
+        if not held or not plan_is_sound(plan, sign, self.marks[symbol], self.now, abs(held), market):
             return False
-        self.watches[symbol].plan = plan
+        self._resting_books = moment.quotes
+        self._plan(symbol, plan)
         self.changed_at = at
         return True
+
+    def _plan(self, symbol: str, plan: ExitPlan) -> None:
+        """Give the position a plan: its targets get their shares in whole lots, one after the other, nearest first."""
+        watch, held, market = self.watches[symbol], self.quantity(symbol), self.markets[symbol]
+        watch.plan, watch.stop = plan, None if plan.stop is None else Fraction(plan.stop)
+        self._follow(symbol)
+        sign, lot, tick = 1 if held > 0 else -1, Fraction(market.lot), Fraction(market.tick)
+        goals: list[Goal] = []
+        share, given = Fraction(0), Fraction(0)
+        for target in sorted(plan.targets, key=lambda each: sign * each.price):
+            share += Fraction(target.fraction)
+            until = abs(held) if share == 1 else abs(held) * share // lot * lot
+            price = -sign * (-sign * Fraction(target.price) // tick) * tick
+            if goals and goals[-1].price == price:
+                goals[-1].left += until - given
+            else:
+                goals.append(Goal(price, until - given, self._standing(symbol, -sign, price)))
+            given = until
+        watch.goals = tuple(goal for goal in goals if goal.left)
+
+    def _follow(self, symbol: str) -> None:
+        """Draw the stop after the mark; it never loosens."""
+        watch, distance = self.watches[symbol], self.watches[symbol].plan.trailing_distance
+        if distance is None or watch.closing is not None:
+            return
+        sign = 1 if self.quantity(symbol) > 0 else -1
+        stop = self.marks[symbol] - sign * Fraction(distance)
+        if stop > 0 and (watch.stop is None or sign * stop > sign * watch.stop):
+            watch.stop = stop
 
     def reset(self, capital: Decimal, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Books:
         """Return the books of the run that ended."""
@@ -285,10 +327,13 @@ class ReferenceAccount:
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
+        self._resting_books = moment.quotes
+        self._fill_targets(moment, at)
         self._fill_resting(moment, at)
         self._liquidate(moment, at, rate, moment.updated)
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
+                self._follow(symbol)
                 self._exit(symbol, moment, at)
         self._liquidate(moment, at, rate, frozenset())
         self._settle_when_flat(at)
@@ -298,8 +343,27 @@ class ReferenceAccount:
     def _visible(self) -> object:
         """The parts of the account that a relevant update changes."""
         orders = [(rest.number, rest.remaining, rest.ahead) for rest in self.resting]
-        closing = {symbol: (watch.closing, watch.due) for symbol, watch in self.watches.items()}
+        closing = {
+            symbol: (watch.closing, watch.due, watch.stop, [(goal.left, goal.ahead) for goal in watch.goals])
+            for symbol, watch in self.watches.items()
+        }
         return len(self.ledger), orders, closing, self.liquidating
+
+    def _fill_targets(self, moment: Moment, at: datetime) -> None:
+        """Fill the targets like resting orders that only reduce; a position whose exit has fired has none any more."""
+        for symbol in sorted(self.books().holdings.keys() & moment.updated):
+            watch, sign = self.watches[symbol], -1 if self.quantity(symbol) > 0 else 1
+            opened = self.books().holdings[symbol].opened_at
+            for goal in watch.goals if watch.closing is None else ():
+                rest = Rest(0, symbol, sign, goal.left, goal.price, NO_TERMS, True, opened, goal.ahead)
+                if not self._is_reached(rest, moment):
+                    continue
+                quantity = self._met(rest, goal.left, moment)
+                goal.left, goal.ahead = goal.left - quantity, rest.ahead
+                if quantity:
+                    self._take(moment.quotes[symbol].book, sign, [(goal.price, quantity)])
+                    self._execute(symbol, sign, [(goal.price, quantity)], at, self._maker(symbol), "target")
+            watch.goals = tuple(goal for goal in watch.goals if goal.left)
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
         waiting = sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number))
@@ -312,11 +376,7 @@ class ReferenceAccount:
             held = self.quantity(rest.symbol)
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
             quantity = min(rest.remaining, reducible) if rest.reduce_only else rest.remaining
-            if self.fills != "touch":
-                beyond = self._shown(book, rest.sign, rest.ahead + quantity, rest.limit)
-                shown = sum((q for _, q in beyond), Fraction(0))
-                quantity = max(Fraction(0), shown - rest.ahead)
-                rest.ahead = max(Fraction(0), rest.ahead - shown)
+            quantity = self._met(rest, quantity, moment)
             if not quantity:
                 continue
             before = self._memory()
@@ -324,12 +384,20 @@ class ReferenceAccount:
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
-            own = self.markets[rest.symbol].maker_rate
-            rate = self.maker if own is None else Fraction(own)
+            rate = self._maker(rest.symbol)
             self._execute(rest.symbol, rest.sign, [(rest.limit, quantity)], at, rate, "limit", rest.terms)
             if quantity > reducible and self.free() < 0:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
+
+    def _met(self, rest: Rest, quantity: Fraction, moment: Moment) -> Fraction:
+        """How much of a reached order the book fills, after what is ahead of it."""
+        if self.fills == "touch":
+            return quantity
+        beyond = self._shown(moment.quotes[rest.symbol].book, rest.sign, rest.ahead + quantity, rest.limit)
+        shown = sum((q for _, q in beyond), Fraction(0))
+        ahead, rest.ahead = rest.ahead, max(Fraction(0), rest.ahead - shown)
+        return max(Fraction(0), shown - ahead)
 
     def _is_reached(self, rest: Rest, moment: Moment) -> bool:
         """Whether the mark (`touch`) or the best opposite price reached the limit, in a book newer than the order."""
@@ -406,7 +474,7 @@ class ReferenceAccount:
 
     def _exit(self, symbol: str, moment: Moment, at: datetime) -> None:
         watch, held, mark = self.watches[symbol], self.quantity(symbol), self.marks[symbol]
-        reason = watch.closing or fired(watch.plan, held, mark, self.now)
+        reason = watch.closing or fired(watch, held, mark, self.now)
         if reason is None or (watch.due is not None and watch.due - self.latency <= moment.at < watch.due):
             return
         if watch.closing is None and self.latency:
@@ -418,7 +486,7 @@ class ReferenceAccount:
         book = moment.quotes[symbol].book
         parts = self._shown(book, sign, abs(held), None)
         self._take(book, sign, parts)
-        stop = {"stop": watch.plan.stop, "invalidation": watch.plan.invalidation_price}.get(reason)
+        stop = {"stop": watch.stop, "invalidation": watch.plan.invalidation_price}.get(reason)
         if waited and stop is not None:  # no better than the stop, on the tick beyond it
             tick = Fraction(self.markets[symbol].tick)
             worst = -sign * (-sign * Fraction(stop) // tick) * tick
@@ -490,6 +558,10 @@ class ReferenceAccount:
         own = self.markets[symbol].taker_rate
         return self.taker if own is None else Fraction(own)
 
+    def _maker(self, symbol: str) -> Fraction:
+        own = self.markets[symbol].maker_rate
+        return self.maker if own is None else Fraction(own)
+
     def _execute(
         self,
         symbol: str,
@@ -515,9 +587,16 @@ class ReferenceAccount:
             self.watches.pop(symbol, None)
         if after * sign > 0:  # it opened or added
             watch = self.watches.setdefault(symbol, Watch(ExitPlan(), at))
-            watch.plan = terms.plan if terms.plan is not None else watch.plan
+            if terms.plan is not None:
+                self._plan(symbol, terms.plan)
             watch.confidence = terms.confidence if terms.confidence is not None else watch.confidence
             watch.leveraged = watch.leveraged or terms.leverage is not None
+        room = abs(after)
+        for goal in self.watches[symbol].goals if after else ():
+            goal.left = min(goal.left, room)
+            room -= goal.left
+        if after:
+            self.watches[symbol].goals = tuple(goal for goal in self.watches[symbol].goals if goal.left)
         self.resting = [
             rest for rest in self.resting if not (rest.symbol == symbol and rest.reduce_only and after * rest.sign >= 0)
         ]
@@ -529,7 +608,9 @@ class ReferenceAccount:
             self.seen.setdefault(symbol, []).append((moment.at, mark))
 
     def _memory(self) -> Memory:
-        watches = {symbol: replace(watch) for symbol, watch in self.watches.items()}
+        watches = {
+            symbol: replace(watch, goals=tuple(map(replace, watch.goals))) for symbol, watch in self.watches.items()
+        }
         return list(self.ledger), [replace(rest) for rest in self.resting], watches, self.taken
 
     def _restore(self, memory: Memory) -> None:

@@ -6,6 +6,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 from trader.exchange.domain.orders import ExitPlan
+from trader.market.domain.markets import Market
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,26 @@ class Rest:
 
 
 @dataclass
+class Goal:
+    """A target: the price of its limit, what is left of it, and the quantity ahead of it."""
+
+    price: Fraction
+    left: Fraction
+    ahead: Fraction
+
+
+@dataclass
 class Watch:
     """The state of a position besides its figures.
 
-    Its plan, the trigger that is closing it and the time its order meets a book, the last funded boundary, and from its
-    orders the last confidence, and whether any specified a leverage.
+    Its plan, with the stop and the targets as they are now, the trigger that is closing it and the time its order meets
+    a book, the last funded boundary, and from its orders the last confidence, and whether any specified a leverage.
     """
 
     plan: ExitPlan
     funded_until: datetime
+    stop: Fraction | None = None
+    goals: tuple[Goal, ...] = ()
     closing: str | None = None
     due: datetime | None = None
     confidence: Decimal | None = None
@@ -76,16 +88,27 @@ def halved(age: timedelta, half_life: timedelta) -> Fraction:
     return Fraction(1, 2**whole) * (Fraction(part) if rest else 1)
 
 
-def plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime) -> bool:
-    """Stop and invalidation price behind the mark, target before it, time ahead."""
+def plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime, built: Fraction, market: Market) -> bool:
+    """Stop and invalidation price behind the mark, targets before it and of a size that the market takes, time ahead.
+
+    A trailing distance that is the whole price leaves no stop. `built` is the size of the position.
+    """
     behind = all(price is None or sign * (mark - Fraction(price)) > 0 for price in (plan.stop, plan.invalidation_price))
-    before = plan.target is None or sign * (Fraction(plan.target) - mark) > 0
-    return behind and before and (plan.time_exit is None or plan.time_exit > at)
+    goals = [plan.target, *(target.price for target in plan.targets)]
+    before = all(price is None or sign * (Fraction(price) - mark) > 0 for price in goals)
+    follows = plan.trailing_distance is None or plan.trailing_distance < mark
+    parts = [(Fraction(each.fraction), Fraction(each.price)) for each in plan.targets]
+    takes = built <= 0 or all(
+        part == 1 or (built * part >= market.lot and built * part * price >= market.min_notional)
+        for part, price in parts
+    )
+    is_ahead = plan.time_exit is None or plan.time_exit > at
+    return behind and before and follows and takes and sum(part for part, _ in parts) <= 1 and is_ahead
 
 
-def fired(plan: ExitPlan, held: Fraction, mark: Fraction, at: datetime) -> str | None:
-    sign = 1 if held > 0 else -1
-    if plan.stop is not None and sign * (mark - Fraction(plan.stop)) <= 0:
+def fired(watch: Watch, held: Fraction, mark: Fraction, at: datetime) -> str | None:
+    sign, plan = 1 if held > 0 else -1, watch.plan
+    if watch.stop is not None and sign * (mark - watch.stop) <= 0:
         return "stop"
     if plan.invalidation_price is not None and sign * (mark - Fraction(plan.invalidation_price)) <= 0:
         return "invalidation"

@@ -133,6 +133,7 @@ class SideBySide:
 
     def update(self, moment: Moment) -> None:
         resting = {order.id: order for order in self.account.resting}
+        held = self.account.positions
         posting = apply_tick(self.account, moment, self.rules, self.rate)
         self.model.update(moment, self.rate)
         if posting is None:
@@ -147,9 +148,15 @@ class SideBySide:
                 assert fill.request_id is not None
                 assert fill.maker
                 assert fill.price == resting[fill.request_id].limit_price
+            elif fill.cause is Cause.TARGET and fill.maker:
+                assert fill.price in {target.price for target in held[fill.symbol].exit_plan.targets}
+                self.seen["target at its limit"] += 1
             else:
                 self._check_in_book(fill, moment)
             self.seen[fill.cause] += 1
+        for symbol, position in posting.account.positions.items():
+            if symbol in held and held[symbol].id == position.id and held[symbol].exit_plan != position.exit_plan:
+                self.seen["plan moved by a tick"] += 1
         self._apply(posting, moment)
         if posting.trades and not self.account.positions:
             assert self.account.cash >= 0
@@ -244,7 +251,13 @@ class SideBySide:
             assert position.funding == held.funding
             assert position.realized == held.realized
             assert position.opened_at == held.opened_at
-            assert position.exit_plan == watch.plan
+            plan = position.exit_plan
+            assert replace(plan, stop=watch.plan.stop, targets=watch.plan.targets) == watch.plan
+            assert plan.stop == watch.stop
+            goals = [(goal.price, goal.left, goal.ahead) for goal in watch.goals]
+            targets = [(target.price, target.quantity, target.ahead) for target in plan.targets]
+            assert [tuple(map(Fraction, target)) for target in targets] == goals
+            assert sum(left for _, left, _ in goals) <= abs(held.quantity)
             assert position.closing == watch.closing
             assert (position.confidence, position.leveraged) == (watch.confidence, watch.leveraged)
             assert position.funded_until == watch.funded_until

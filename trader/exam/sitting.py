@@ -6,7 +6,7 @@ see `docs/exam.md`.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Final, NamedTuple
@@ -308,16 +308,32 @@ def _trades(decided: DecidedAccount, market: BacktestMarket, world: World) -> li
 def _held(account: Account, world: World, market: BacktestMarket, own: float) -> tuple[PlannedPosition, ...]:
     """Return the positions of an account with this equity as the law values them."""
     marks = market.marks(world.state)
-    return tuple(
-        _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, market.markets))
-        for symbol, position in account.positions.items()
-    )
+    held: list[PlannedPosition] = []
+    for symbol, position in account.positions.items():
+        mark, ruin = float(marks[symbol]), liquidation_price(account, symbol, marks, market.markets)
+        held += [_part(position, quantity, goals, world, mark, own, ruin) for quantity, goals in _parts(position)]
+    return tuple(held)
 
 
-def _position(position: Position, world: World, mark: float, own: float, ruin: Decimal | None) -> PlannedPosition:
+def _parts(position: Position) -> Iterator[tuple[Decimal, list[Decimal]]]:
+    """Yield the parts of a position by the prices that take their profit: one for each target, and the rest."""
+    plan, rest = position.exit_plan, position.quantity
+    goals = [] if plan.target is None else [plan.target]
+    for target in plan.targets if position.closing is None else ():
+        rest -= target.quantity
+        yield target.quantity, [target.price, *goals]
+    if rest:
+        yield rest, goals
+
+
+def _part(
+    position: Position, quantity: Decimal, goals: Sequence[Decimal], world: World, mark: float, own: float,
+    ruin: Decimal | None,
+) -> PlannedPosition:  # fmt: skip
+    """Return a part of a position with the prices that take its profit. A trailing stop stands where it is."""
     plan, is_long = position.exit_plan, position.is_long
     adverse = [float(price) for price in (plan.stop, plan.invalidation_price, ruin) if price is not None]
-    favorable = [float(plan.target)] if plan.target is not None else []
+    favorable = list(map(float, goals))
     lower, upper = (adverse, favorable) if is_long else (favorable, adverse)
     minutes = HORIZON
     if position.closing is not None:
@@ -327,7 +343,7 @@ def _position(position: Position, world: World, mark: float, own: float, ruin: D
     return PlannedPosition(
         world.symbols.index(position.symbol),
         1 if is_long else -1,
-        float(position.quantity) * mark / own,
+        float(quantity) * mark / own,
         max((math.log(price / mark) for price in lower), default=-math.inf),
         min((math.log(price / mark) for price in upper), default=math.inf),
         minutes,

@@ -122,6 +122,8 @@ def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:
         )
     if order.type is OrderType.LIMIT and order.limit_price is None:
         raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
+    if order.post_only and order.type is not OrderType.LIMIT:
+        raise InvalidInput(Issue(("postOnly",), "a market order always takes; postOnly is for limit orders"))
     return msgspec.structs.replace(order, symbol=symbol)
 
 

@@ -42,8 +42,8 @@ _LOOK_SOON, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=
 """How often a followed account is compared, since pushed changes may get lost: rarely once much of the venue's limit is
 used, unless something was pushed or differs."""
 
-_ORDERS_KEPT: Final = 5
-"""Room for an entry with its stop and target, and for a stop and target that replace others."""
+_ORDERS_KEPT: Final = 8
+"""Room for an entry with its stop and target, for a stop and target that replace others, and for three limits."""
 
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
@@ -161,9 +161,9 @@ class LiveAccount:
         self._wake.set()
 
     def on_marks(self) -> None:
-        """Request a synchronization when an exit plan fires at the new marks."""
+        """Request a synchronization when an exit plan fires at the new marks, or its stop follows them."""
         is_time = interval_elapsed(self._synchronized_at + _EXITS_EVERY, _EXITS_EVERY, self._context.clock.now())
-        if is_time and self._exits.are_due():
+        if is_time and (self._exits.are_due() or self._protective_orders.are_behind()):
             self.wake()
 
     async def run(self) -> None:

@@ -79,7 +79,7 @@ class Exits:
         if cause is None or position.closing is not None:
             return cause
         stands = any(
-            sent.symbol == position.symbol and CAUSES[sent.order.type] is cause
+            sent.symbol == position.symbol and sent.is_protective and CAUSES[sent.order.type] is cause
             for sent in self._outbox.protective_orders()
         )
         fired_at = self._fired_at.setdefault(position.symbol, now)

@@ -87,7 +87,7 @@ class Outbox:
         """The markets with an undecided stop or target, other than one whose entry is open."""
         orders = self._ledger.open_orders
         return frozenset(
-            sent.symbol for sent in self._undecided() if sent.is_protective and sent.parent_index not in orders
+            sent.symbol for sent in self._undecided() if sent.is_of_plan and sent.parent_index not in orders
         )
 
     @property
@@ -113,7 +113,7 @@ class Outbox:
         return [
             sent
             for sent in orders.values()
-            if sent.is_protective and sent.status is SentStatus.STANDING and sent.parent_index not in orders
+            if sent.is_of_plan and sent.status is SentStatus.STANDING and sent.parent_index not in orders
         ]
 
     def is_young(self, symbol: str | None) -> bool:

@@ -5,16 +5,18 @@ The venue accepts a new protective order before the old one is canceled, so a po
 
 import logging
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Final
 
 from trader.core.clock import interval_elapsed
+from trader.core.money import ZERO
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account
+from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.order_validation import refusal_of_plan
 from trader.exchange.domain.orders import ExitPlan
-from trader.exchange.domain.tick_rules import Moment
-from trader.exchange.domain.venue_orders import SentOrder, SentStatus
+from trader.exchange.domain.tick_rules import Moment, trailed
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueOrderType
 from trader.live.domain.protective_orders import (
     CAUSES,
     ProtectiveTerms,
@@ -27,6 +29,8 @@ from trader.live.ledger import AccountLedger, LiveContext, run_each
 from trader.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
+
+_STEP: Final = Decimal("0.1")
 
 _RETRY_AFTER: Final = timedelta(seconds=4)
 """Delay before a protective order that the venue refused is sent again; until then, its trigger is watched here."""
@@ -54,6 +58,11 @@ class ProtectiveOrders:
         An error of one order stops no other.
         """
         now = self._context.clock.now()
+        if self.are_behind():
+            await self._ledger.commit(self._follow)
+        limits = [sent for sent in self._outbox.protective_orders() if not sent.is_protective]
+        superseded = [sent for sent in limits if terms_of_sent(sent) not in self.wanted()]
+        await run_each(self._cancel_unwanted(sent, set()) for sent in superseded)  # others need their share
         self._refused = {key: at for key, at in self._refused.items() if not interval_elapsed(at, _RETRY_AFTER, now)}
         missing = [terms for terms in self.wanted() if not (terms in self.standing() or terms in self._refused)]
         await run_each(self._place(terms) for terms in missing)
@@ -68,7 +77,7 @@ class ProtectiveOrders:
             return
         is_closing = position is not None and position.closing is not None
         # Keep an order that is being replaced until its successor is open.
-        waits = any(
+        waits = sent.is_protective and any(
             (other.symbol, other.type) == (terms.symbol, terms.type) and other not in self.standing()
             for other in self.wanted()
         )
@@ -89,12 +98,12 @@ class ProtectiveOrders:
         if symbol in outbox.unsettled:
             return f"an order of {symbol} is not decided yet; its exit plan cannot be changed until it is"
         now = context.clock.now()
-        refusal = refusal_of_plan(plan, position.side, context.market.marks[symbol], now)
-        if refusal is not None:
-            return refusal
+        trial = self._planned(self._ledger.account, symbol, plan, now)
+        if isinstance(trial, str):
+            return trial
         placed: list[SentOrder] = []
-        for terms in terms_of_plan(position, plan, context.rules.markets[symbol]):
-            if terms in self.standing():
+        for terms in terms_of_plan(position, trial.account.positions[symbol].exit_plan, context.rules.markets[symbol]):
+            if terms in self.standing() or terms.type is VenueOrderType.LIMIT:
                 continue
             sent = await self._place(terms)
             if sent.status is SentStatus.STANDING:
@@ -105,18 +114,16 @@ class ProtectiveOrders:
             if sent.status is SentStatus.REFUSED:
                 return f"the venue refused the {terms.type}: {sent.reason}"
             return f"whether the venue accepted the {terms.type} is not known yet; the plan stays unchanged"
-        refusal = await self._book_plan(symbol, plan, now)
+        refusal: str | None = await self._book_plan(symbol, plan, now)
         await self.sync()
         return refusal
 
     async def _book_plan(self, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
         refusal: str | None = None
-        context = self._context
 
         def decide(account: Account) -> Posting | None:
             nonlocal refusal
-            moment = Moment(now, context.market.quotes(), context.market.marks)
-            result = rules_of_exchange.set_exit_plan(account, symbol, plan, moment, context.rules)
+            result = self._planned(account, symbol, plan, now)
             if isinstance(result, str):
                 refusal = result
                 return None
@@ -124,6 +131,25 @@ class ProtectiveOrders:
 
         await self._ledger.commit(decide)
         return refusal
+
+    def _planned(self, account: Account, symbol: str, plan: ExitPlan, now: datetime) -> Posting | str:
+        market, rules = self._context.market, self._context.rules
+        return rules_of_exchange.set_exit_plan(account, symbol, plan, Moment(now, market.quotes(), market.marks), rules)
+
+    def are_behind(self) -> bool:
+        """Return whether a stop is so far behind its trailing distance that its order at the venue is replaced."""
+        return self._follow(self._ledger.account) is not None
+
+    def _follow(self, account: Account) -> Posting | None:
+        """Draw the stops after the marks, in steps of a tenth of the trailing distance: each step is an order."""
+        context, marks = self._context, self._context.market.marks
+        update = AccountUpdate(account, context.rules, marks, context.clock.now())
+        for position in (held for symbol, held in account.positions.items() if symbol in marks):
+            plan, ahead = position.exit_plan, trailed(position, marks[position.symbol])
+            step = (plan.trailing_distance or ZERO) * _STEP
+            if ahead.stop is not None and (plan.stop is None or abs(ahead.stop - plan.stop) >= step):
+                update.replan(position, ahead)
+        return update.posting() if update.has_changes else None
 
     async def _place(self, terms: ProtectiveTerms) -> SentOrder:
         order = protective_order(terms, self._context.rules.markets[terms.symbol])

@@ -16,7 +16,7 @@ from trader.core.clock import interval_elapsed
 from trader.core.events import VenueDiffers
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.venue_orders import SentStatus
+from trader.exchange.domain.venue_orders import SentStatus, VenueOrderType
 from trader.live.domain.ledger import book_foreign_trades
 from trader.live.domain.protective_orders import ProtectiveTerms
 from trader.live.domain.reconciliation import (
@@ -119,8 +119,13 @@ class Reconciler:
 
     def _ledger_report(self) -> LedgerReport:
         account, standing = self._ledger.account, self._protective_orders.standing()
-        wanted = {sent.client_index: _protective_order(terms) for terms, sent in standing.items()}
-        missing = (terms for terms in self._protective_orders.wanted() if terms not in standing)
+        triggered = {terms: sent for terms, sent in standing.items() if sent.is_protective}
+        wanted = {sent.client_index: _protective_order(terms) for terms, sent in triggered.items()}
+        missing = (
+            terms
+            for terms in self._protective_orders.wanted()
+            if terms not in standing and terms.type is not VenueOrderType.LIMIT
+        )
         wanted |= {-number: _protective_order(terms) for number, terms in enumerate(missing, start=1)}
         return LedgerReport(
             positions=self._ledger.held,

@@ -52,7 +52,7 @@ from trader.agents.domain.view import (
 from trader.agents.variants import VARIANTS
 from trader.core.clock import floor_time
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
+from trader.exchange.domain.orders import ExitPlan, OrderSide, PlanTarget, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import INTERVALS, Candle, Interval
 
@@ -69,6 +69,10 @@ POSITION = ObservedPosition(
     notional=D("9410.05"), margin=D(940), leverage=D(10), unrealized=D("10.05"), fees=D("4.7"), funding=D("-0.0118"),
     risk=D(100), liquidation_price=None, exit_plan=ExitPlan(stop=D(93_000), time_exit=NOW), confidence=D(55),
     opened_at=NOW,
+)  # fmt: skip
+TARGETED = replace(
+    POSITION.exit_plan, trailing_distance=D(500),
+    targets=(PlanTarget(price=D(96_000), fraction=D("0.5"), quantity=D("0.05")),),
 )  # fmt: skip
 TRADE = ObservedTrade(
     symbol="ETH", side=Side.SHORT, quantity=D(1), entry_price=D(3_300), exit_price=D(3_200), net_pnl=D("96.75"),
@@ -219,6 +223,7 @@ def test_every_field_of_the_view_is_shown() -> None:
                 funding_history=(D("0.0001"),),
             ),
         },
+        positions=(replace(POSITION, exit_plan=TARGETED),),
         orders=(ORDER,),
         memory=Memory(note="mind the gap", decisions=(PastDecision(at=NOW, text="holding: flat"),), refused=("no",)),
     )
@@ -344,7 +349,7 @@ def test_a_model_reads_tables_without_what_is_absent() -> None:
 
 
 @pytest.mark.parametrize("variant", VariantId)
-def test_a_full_view_fits_into_6000_tokens_with_the_tools(variant: VariantId) -> None:
+def test_a_full_view_fits_into_6800_tokens_with_the_tools(variant: VariantId) -> None:
     """Three markets, each with a position and the maximum number of candles, five trades, a note and decisions."""
     count, made = openai.o200k_base().count, VARIANTS[variant]
     base, at = {"BTC": 106_521.3, "ETH": 3_368.25, "SOL": 253.591}, datetime(2025, 1, 3, 7, 59, tzinfo=UTC)
@@ -371,7 +376,7 @@ def test_a_full_view_fits_into_6000_tokens_with_the_tools(variant: VariantId) ->
     )  # fmt: skip
     messages = opening_messages(made.prompt, made.limits, view)
     tools = msgspec.json.encode(tool_schemas(tuple(view.markets))).decode()
-    assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_000
+    assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_800
 
 
 def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: datetime) -> ObservedMarket:

@@ -13,7 +13,7 @@ from support.side_by_side import SideBySide
 
 from trader.core.money import floor_to, round_to
 from trader.exchange.domain.ledger import LimitFills, Liquidation
-from trader.exchange.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType
+from trader.exchange.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType, PlanTarget
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import MARKETS, MarginTier, Quote
@@ -48,8 +48,16 @@ offsets = st.sampled_from((None, None, None, 1, 10, 50, 200, 400, 1_000, 0, -30)
 """Basis points from the mark, on the side where the price belongs."""
 
 plans_drawn = st.none() | st.tuples(
-    offsets, offsets, offsets, st.sampled_from((None, None, None, 1, 600, 4_000, 20_000, -1))
-)
+    offsets,
+    offsets,
+    offsets,
+    st.sampled_from((None, None, None, 1, 600, 4_000, 20_000, -1)),
+    st.sampled_from((None, None, 3, 50, 400, 10_000)),
+    st.sampled_from((
+        (), (), ((20, "0.5"),), ((90, "1"),), ((3, "0.3"), (400, "0.3"), (60, "0.4")), ((60, "0.333"), (5, "0.6667")),
+        ((10, "0.01"), (30, "0.5")), ((40, "0.3"), (40, "0.5")), ((-3, "0.5"),),
+    )),
+)  # fmt: skip
 
 
 orders_drawn = st.tuples(
@@ -83,7 +91,7 @@ def drawn_quote(symbol: str, price: Decimal, drawn: Any, at: datetime) -> Quote:
 def drawn_plan(drawn: Any, side: OrderSide, mark: Decimal, at: datetime) -> ExitPlan | None:
     if drawn is None:
         return None
-    stop, target, invalidation, after = drawn
+    stop, target, invalidation, after, trail, targets = drawn
 
     def price(offset: int | None, sign: int) -> Decimal | None:
         return None if offset is None else mark * (1 + sign * side.direction * Decimal(offset) / 10_000)
@@ -93,6 +101,11 @@ def drawn_plan(drawn: Any, side: OrderSide, mark: Decimal, at: datetime) -> Exit
         target=price(target, 1),
         invalidation_price=price(invalidation, -1),
         time_exit=None if after is None else at + timedelta(seconds=after),
+        trailing_distance=None if trail is None else mark * trail / 10_000,
+        targets=tuple(
+            PlanTarget(price=mark * (1 + side.direction * Decimal(offset) / 10_000), fraction=Decimal(fraction))
+            for offset, fraction in targets
+        ),
     )
 
 
@@ -159,6 +172,7 @@ class Exchange(RuleBasedStateMachine):
         plan=plans_drawn,
         confidence=st.sampled_from((None, None, Decimal("62.5"), Decimal(90))),
         cause=st.sampled_from((Cause.ORDER, Cause.ORDER, Cause.OPERATOR)),
+        post_only=st.sampled_from((False, False, True)),
         admitted=st.sampled_from((True, True, True, True, True, False)),
     )
     def place(
@@ -173,6 +187,7 @@ class Exchange(RuleBasedStateMachine):
         plan: Any,
         confidence: Decimal | None = None,
         cause: Cause = Cause.ORDER,
+        post_only: bool = False,
         admitted: bool = True,
     ) -> None:
         order = self.order(
@@ -186,6 +201,7 @@ class Exchange(RuleBasedStateMachine):
             confidence=confidence,
             cause=cause,
         )
+        order = replace(order, post_only=post_only and limit is not None)
         if admitted:
             self.both.place(order, self.moment)
         else:

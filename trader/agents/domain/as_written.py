@@ -243,7 +243,7 @@ def _read_value(form: Any, value: Any) -> Any:
     choices: list[Any] = [written, written.upper(), written.lower(), _SIDES.get(written.upper())]
     with suppress(msgspec.DecodeError):
         number = msgspec.json.decode(written)
-        choices += [number] if isinstance(number, int | float) and not isinstance(number, bool) else []
+        choices += [number] if not isinstance(number, str | bool) else []
     with suppress(ValueError):
         moment = datetime.fromisoformat(written)  # the fields ask for UTC
         choices += [(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()] if len(written) > 10 else []

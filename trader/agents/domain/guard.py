@@ -31,7 +31,7 @@ from trader.exchange.domain.account import Account, Marks, equity, openings, opp
 from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.matching import Execution
-from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, check_plan, entry_mark
+from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, TooMuch, check_plan, entry_mark
 from trader.exchange.domain.orders import (
     CLOSING_SIDE,
     Cause,
@@ -40,6 +40,7 @@ from trader.exchange.domain.orders import (
     OrderContents,
     OrderSide,
     OrderType,
+    PlanTarget,
     Side,
 )
 from trader.market.domain.markets import STALE_AFTER, canonical_symbol, untimely
@@ -245,8 +246,10 @@ def judge_plan(
     refusal = _plan(changes, held.side, context.marks[symbol], context.now)
     if refusal is not None:
         return refusal
-    changed = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
+    changed = {name: value for name, value in msgspec.structs.asdict(changes).items() if value not in (None, ())}
     plan = msgspec.structs.replace(held.exit_plan, **changed)
+    if decision.targets == []:
+        plan = msgspec.structs.replace(plan, targets=())
     if plan.stop is None and limits.stop_required:
         return GuardRefusal("stop", f"A stop is mandatory, and the {symbol} position has none: give one.")
     return plan
@@ -292,6 +295,7 @@ def order_of(decision: PlaceOrder, symbol: str) -> Approved:
         quantity=from_number(decision.quantity),
         leverage=_decimal(decision.leverage),
         reduce_only=decision.reduce_only,
+        post_only=decision.post_only,
         exit_plan=None if decision.exit_plan is None else _exit_plan(decision.exit_plan),
         confidence=_decimal(decision.confidence),
         limit_price=_decimal(decision.limit_price),
@@ -308,8 +312,10 @@ def _plan(
             return None
         case PastTime(time_exit):
             return GuardRefusal("timeExit", f"The timeExit {iso(time_exit)} is not in the future.")
+        case TooMuch() as total:
+            return GuardRefusal("targets", f"{total}.".capitalize())
         case MisplacedPrice(field, price, where, entry):
-            name = "invalidationPrice" if field == "invalidation_price" else field
+            name = ExitPlan.__struct_encode_fields__[ExitPlan.__struct_fields__.index(field)]
             return GuardRefusal(name, f"The {name} {format_decimal(price)} of a {side} must be {where} {entry}.")
 
 
@@ -421,6 +427,11 @@ def _exit_plan(decision: CreatePosition | UpdateExitPlan | PlannedExit) -> ExitP
         invalidation=decision.invalidation,
         invalidation_price=_decimal(decision.invalidation_price),
         time_exit=None if decision.time_exit is None else input_time(decision.time_exit),
+        trailing_distance=_decimal(decision.trailing_distance),
+        targets=tuple(
+            PlanTarget(price=from_number(target.price), fraction=from_number(target.fraction))
+            for target in decision.targets or ()
+        ),
     )
 
 

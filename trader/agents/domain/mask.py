@@ -28,7 +28,8 @@ _PRICES: Final = frozenset(
         "ask", "atr", "average_price", "bid", "bollinger_lower", "bollinger_middle", "bollinger_upper", "close",
         "ema_20", "ema_50", "entry_price", "exit_price", "high", "invalidation_price", "keltner_lower",
         "keltner_upper", "kijun_sen", "limit_price", "liquidation_price", "low", "mark", "marks", "momentum", "open",
-        "price", "spread", "stop", "target", "tick", "vwap", "vwap_deviation", "vwap_lower", "vwap_upper",
+        "price", "spread", "stop", "target", "tick", "trailing_distance", "vwap", "vwap_deviation", "vwap_lower",
+        "vwap_upper",
     }
 )  # fmt: skip
 _QUANTITIES: Final = frozenset(

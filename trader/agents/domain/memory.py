@@ -137,7 +137,9 @@ def _arguments(values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         if value in (None, False) or name in _LEFT_OUT:
             continue
-        if isinstance(value, str):
+        if name == "targets":
+            yield " ".join([name, *(f"{each['fraction']:.10g} at {each['price']:.10g}" for each in value)])
+        elif isinstance(value, str):
             yield f"{name} {value}" if name == "timeExit" else shortened(value, LINE_MAX)
         else:
             yield name if value is True else f"{name} {value:.10g}"

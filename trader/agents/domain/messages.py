@@ -109,14 +109,21 @@ def answer_json(answer: OrderAnswer) -> dict[str, Any]:
 
 
 def plan_json(plan: ExitPlan) -> dict[str, Any]:
-    """Return an exit plan, for the record and the model."""
-    return {
+    """Return an exit plan, for the record and the model; a trailing distance and targets only where there are some."""
+    shown: dict[str, Any] = {
         "stop": _decimal_text(plan.stop),
         "target": _decimal_text(plan.target),
         "invalidation": plan.invalidation,
         "invalidationPrice": _decimal_text(plan.invalidation_price),
         "timeExit": None if plan.time_exit is None else iso(plan.time_exit),
     }
+    if plan.trailing_distance is not None:
+        shown["trailingDistance"] = format_decimal(plan.trailing_distance)
+    if plan.targets:
+        shown["targets"] = [
+            {"price": format_decimal(each.price), "fraction": format_decimal(each.fraction)} for each in plan.targets
+        ]
+    return shown
 
 
 def account_json(account: Account, marks: Marks) -> dict[str, Any]:

@@ -221,7 +221,10 @@ class DeclaredUsage(
     cost_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
 
 
-ToolOff = Literal["createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "fetchOrderBook", "note"]
+ToolOff = Literal[
+    "createPosition", "closePosition", "updateExitPlan", "placeOrder", "cancelOrder", "fetchIndicators",
+    "fetchOrderBook", "note",
+]  # fmt: skip
 """The tools that a model may be without; `holding` ends a cycle."""
 
 

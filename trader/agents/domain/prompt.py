@@ -166,7 +166,7 @@ A guard refuses what breaks a rule, and you are told why.
 - Leverage of a position: at most {limits.leverage_max}, and never above the market's own `leverageMax`.
 - A position needs a stop. Stop and invalidationPrice lie on the losing side of the mark, the target on the winning one.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
-{limits.leverage_max} × equity.
+{limits.leverage_max} × equity. What rests counts as filled.
 - No new position in a market whose `stale` is true; no decision over {limits.decision_age_max_s} s after this view.
 - No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), any exit \
 included. A cycle is 60 seconds.
@@ -451,7 +451,13 @@ def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:
     for position in positions:
         plan = position.exit_plan
         words = None if plan.invalidation is None else plan.invalidation[:INVALIDATION_CHARACTERS]
-        rows.append([*_plain(replace(position, exit_plan=replace(plan, invalidation=words))).values()])
+        shown = _plain(replace(position, exit_plan=replace(plan, invalidation=words)))
+        shown["exitPlan"] = {
+            name: value
+            for name, value in shown["exitPlan"].items()
+            if value or name not in ("trailingDistance", "targets")
+        }
+        rows.append([*shown.values()])
     return [[*ObservedPosition.__struct_encode_fields__], *rows] if rows else []
 
 

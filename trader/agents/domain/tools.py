@@ -56,6 +56,16 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
                     raise ValueError(f"`{name}`: {error}") from None
 
 
+class PlannedTarget(Tool, frozen=True, kw_only=True):
+    """A limit on the winning side that closes a fraction of the position, as a maker."""
+
+    price: Price
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+
+
+Targets = Annotated[list[PlannedTarget], Meta(max_length=3)] | None
+
+
 class CreatePosition(Tool, frozen=True, kw_only=True):
     """Open a position at market, or add to one on the same side; on the other side it closes what you hold and opens
     `quantity` the new way. Its exit plan replaces the one before."""
@@ -80,6 +90,10 @@ class CreatePosition(Tool, frozen=True, kw_only=True):
         Annotated[datetime, Meta(tz=True)] | None,
         Meta(description="ISO 8601 UTC time that closes it at any price; null for none."),
     ] = None
+    trailing_distance: Annotated[
+        Price | None, Meta(description="How far behind the mark the stop follows it; null for a fixed stop.")
+    ] = None
+    targets: Annotated[Targets, Meta(description="Up to 3 limits that rest and each close a fraction.")] = None
     confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
 
 
@@ -108,6 +122,10 @@ class UpdateExitPlan(Tool, frozen=True, kw_only=True):
         Annotated[datetime, Meta(tz=True)] | None,
         Meta(description="ISO 8601 UTC time that closes it at any price."),
     ] = None
+    trailing_distance: Annotated[
+        Price | None, Meta(description="How far behind the mark the stop follows it from now on.")
+    ] = None
+    targets: Annotated[Targets, Meta(description="In place of all targets; an empty list removes them.")] = None
 
 
 class FetchIndicators(Tool, frozen=True, kw_only=True):
@@ -187,11 +205,13 @@ class PlannedExit(Tool, frozen=True, kw_only=True):
     invalidation: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     invalidation_price: Price | None = None
     time_exit: Annotated[datetime, Meta(tz=True)] | None = None
+    trailing_distance: Price | None = None
+    targets: Targets = None
 
 
 class PlaceOrder(Tool, frozen=True, kw_only=True):
-    """Place a market or limit order. One that may open a position needs a stop in `exitPlan`. The same `clientOrderId`
-    gets the first answer again and trades once; with other contents it is refused."""
+    """Place a market or limit order. One that may open a position needs a stop in `exitPlan`. A limit order rests until
+    it fills or is canceled."""
 
     symbol: Symbol
     side: Annotated[
@@ -199,15 +219,20 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
         Meta(description="`long` is the same as `buy`, and `short` the same as `sell`."),
     ]
     quantity: Annotated[float, Meta(gt=0, le=1e12, description="Size in base units; rounded down to the lot.")]
-    client_order_id: Annotated[AgentOrderId | None, Meta(description="Your own id of this order; null for none.")] = (
-        None
-    )
-    type: OrderType = OrderType.MARKET
+    client_order_id: Annotated[
+        AgentOrderId | None,
+        Meta(
+            description="Your own id of this order; null for none. The same id gets the first answer again and trades "
+            "once; with other contents it is refused."
+        ),
+    ] = None
+    type: Annotated[OrderType, Meta(description="A limit order has a `limitPrice`.")] = OrderType.MARKET
     limit_price: Annotated[Price | None, Meta(description="For limit orders only.")] = None
     leverage: Annotated[
         Annotated[float, Meta(ge=1, le=100)] | None, Meta(description="Notional / margin of this order; null for 1.")
     ] = None
     reduce_only: Annotated[bool, Meta(description="Only reduce the position; cut to its size.")] = False
+    post_only: Annotated[bool, Meta(description="Refuse a limit order that would take from the book.")] = False
     exit_plan: Annotated[PlannedExit | None, Meta(description="When to close what this order opens.")] = None
     confidence: Annotated[
         Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How sure you are, in percent.")
@@ -217,6 +242,8 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.type == OrderType.LIMIT) != (self.limit_price is not None):  # strategies may give it as text
             raise ValueError("`limitPrice` is required for a limit order, and has no use for a market order")
+        if self.post_only and self.limit_price is None:
+            raise ValueError("`postOnly` is for limit orders: a market order always takes")
 
     @property
     def opens(self) -> Side:
@@ -276,20 +303,25 @@ Decision = Change | FetchIndicators | FetchOrderBook | Note | AgentNote | Holdin
 
 TOOLS: Final[Mapping[str, type[Decision]]] = {
     struct.__name__[0].lower() + struct.__name__[1:]: struct
-    for struct in (CreatePosition, ClosePosition, UpdateExitPlan, FetchIndicators, FetchOrderBook, Note, Holding)
-}
+    for struct in (
+        CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, CancelOrder, FetchIndicators, FetchOrderBook, Note,
+        Holding,
+    )
+}  # fmt: skip
 """The tools by the name that models call, which is the struct's name in camel case."""
 
-ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
+PLACE_ORDER: Final = "placeOrder"
+"""The simulator's order, placed through the guard."""
+
+ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition", PLACE_ORDER})
 """The tools that place an order; `holding` is refused in the same answer."""
 
 TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
-    name: msgspec.convert(re.sub("([A-Z])", r"_\1", name).upper(), ToolCallType) for name in TOOLS
+    name: msgspec.convert(re.sub("([A-Z])", r"_\1", name).upper(), ToolCallType)
+    for name in TOOLS
+    if name != PLACE_ORDER
 }
-"""The type recorded for a call of each tool: its name in uppercase."""
-
-PLACE_ORDER: Final = "placeOrder"
-"""The tool that only external agents and strategies have: the simulator's order, placed through the guard."""
+"""The type recorded for a call of each tool: its name in uppercase. That of an order depends on what it may do."""
 
 AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
     PLACE_ORDER: PlaceOrder,
@@ -303,8 +335,7 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
 RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {
-    **TOOLS, PLACE_ORDER: PlaceOrder, "placePair": PlacePair, "cancelOrder": CancelOrder, "note": AgentNote,
-    "hold": Hold, "halt": HaltTrading,
+    **TOOLS, "placePair": PlacePair, "note": AgentNote, "hold": Hold, "halt": HaltTrading,
 }  # fmt: skip
 """The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
@@ -405,6 +436,10 @@ def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
         target = definitions[schema["$ref"].rpartition("/")[2]]
         return _strict({**target, **{key: value for key, value in schema.items() if key != "$ref"}}, definitions)
     result = {key: schema[key] for key in _KEPT if key in schema}
+    if "properties" in schema:
+        return _closed(_fields(schema, definitions))  # the field that has it describes it
+    if "items" in schema:
+        result["items"] = _strict(schema["items"], definitions)
     if "anyOf" in schema:
         result["anyOf"] = [_strict(option, definitions) for option in schema["anyOf"]]
     if "enum" in schema and "type" not in schema:
@@ -415,35 +450,36 @@ def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
     return result
 
 
+def _fields(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: _strict(value, definitions) for field, value in schema["properties"].items()}
+
+
+def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
 def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
     (_,), definitions = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
-    schema = definitions[struct.__name__]
-    properties = {field: _strict(value, definitions) for field, value in schema["properties"].items()}
+    properties = _fields(definitions[struct.__name__], definitions)
+    properties.pop("clientOrderId", None)  # a model's call has an id of its own
     return {
         "type": "function",
         "function": {
             "name": name,
             "description": " ".join((struct.__doc__ or "").split()),
             "strict": True,
-            "parameters": {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties),
-                "additionalProperties": False,
-            },
+            "parameters": _closed(properties),
         },
     }
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the JSON Schema of an answer that has its calls of these tools as JSON."""
-
-    def closed(**properties: Any) -> dict[str, Any]:
-        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
     each = [tool["function"] for tool in tools]
-    calls = [closed(name={"type": "string", "enum": [tool["name"]]}, arguments=tool["parameters"]) for tool in each]
-    return closed(calls={"type": "array", "items": {"anyOf": calls}})
+    calls = [
+        _closed({"name": {"type": "string", "enum": [tool["name"]]}, "arguments": tool["parameters"]}) for tool in each
+    ]
+    return _closed({"calls": {"type": "array", "items": {"anyOf": calls}}})
 
 
 def calls_text(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -30,7 +30,7 @@ from trader.api.schemas.paging import IsoTime
 from trader.core.money import ceil_to, floor_to
 from trader.core.statistics import change_percent
 from trader.exchange.domain.account import Account, Marks, Position, liquidation_price
-from trader.exchange.domain.orders import Side
+from trader.exchange.domain.orders import PlanTarget, Side
 from trader.market.domain.markets import Market, Quote
 from trader.portfolio.domain.histories import Resolution
 
@@ -39,14 +39,28 @@ Markets = Mapping[str, Market]
 SYMBOLS_MAX = 100
 
 
+class TargetView(Wire, kw_only=True):
+    """A limit that closes a `fraction` of the position that the plan was set for; `quantity` of it is left."""
+
+    price: Decimal
+    fraction: Decimal
+    quantity: Decimal | UnsetType = UNSET
+
+
 class ExitPlanView(Wire, kw_only=True):
-    """When to close a position; every key is present, null if it is not set."""
+    """When to close a position; a key is null if it is not set, the last two are then absent."""
 
     stop: Decimal | None
     target: Decimal | None
     invalidation: str | None
     invalidation_price: Decimal | None
     time_exit: Timestamp | None
+    trailing_distance: Decimal | UnsetType = UNSET
+    targets: Annotated[list[TargetView] | UnsetType, From("targets", lambda targets: _targets(targets) or None)] = UNSET
+
+
+def _targets(targets: Iterable[PlanTarget]) -> list[TargetView]:
+    return [TargetView.from_attributes(target) for target in targets]
 
 
 class PositionView(OfModel, kw_only=True):

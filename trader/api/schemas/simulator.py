@@ -20,6 +20,7 @@ from trader.exchange.domain.orders import (
     OrderSide,
     OrderStatus,
     OrderType,
+    PlanTarget,
     Side,
 )
 
@@ -46,14 +47,27 @@ DEFAULT_ACCOUNT = "default"
 SIDES = {"buy": OrderSide.BUY, "long": OrderSide.BUY, "sell": OrderSide.SELL, "short": OrderSide.SELL}
 
 
+class TargetInput(Input, kw_only=True):
+    """A limit that closes a fraction of the position. `quantity` follows from it; a plan that was read has it."""
+
+    price: PositiveNumber
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+    quantity: PositiveNumber | None = None
+
+
 class ExitPlanInput(Input, kw_only=True):
-    """When to close the position. A null field is not set, so that a plan can be read and sent back."""
+    """When to close the position. A null field is not set, so that a plan can be read and sent back.
+
+    The stop follows the mark at the `trailingDistance`, a difference of prices. `targets` are limits that rest.
+    """
 
     stop: PositiveNumber | None = None
     target: PositiveNumber | None = None
     invalidation: Words | None = None
     invalidation_price: PositiveNumber | None = None
     time_exit: ZonedTime | None = None
+    trailing_distance: PositiveNumber | None = None
+    targets: Annotated[list[TargetInput], Meta(max_length=3)] | None = None
 
     def to_plan(self) -> ExitPlan:
         return ExitPlan(
@@ -62,6 +76,11 @@ class ExitPlanInput(Input, kw_only=True):
             invalidation=self.invalidation,
             invalidation_price=_decimal(self.invalidation_price),
             time_exit=None if self.time_exit is None else bounded(self.time_exit, "exitPlan", "timeExit"),
+            trailing_distance=_decimal(self.trailing_distance),
+            targets=tuple(
+                PlanTarget(price=from_number(each.price), fraction=from_number(each.fraction))
+                for each in self.targets or ()
+            ),
         )
 
 
@@ -74,6 +93,7 @@ class PlaceOrderInput(Input, kw_only=True):
     limit_price: PositiveNumber | UnsetType = UNSET
     leverage: Leverage | UnsetType = UNSET
     reduce_only: bool = False
+    post_only: Annotated[bool, Meta(description="refuse a limit order that would take from the book")] = False
     exit_plan: ExitPlanInput | UnsetType = UNSET
     confidence: Confidence | UnsetType = UNSET
     client_order_id: ClientOrderId | UnsetType = UNSET
@@ -93,6 +113,7 @@ class PlaceOrderInput(Input, kw_only=True):
             limit_price=_decimal(self.limit_price),
             leverage=_decimal(self.leverage),
             reduce_only=self.reduce_only,
+            post_only=self.post_only,
             exit_plan=None if self.exit_plan is UNSET else self.exit_plan.to_plan(),
             confidence=_decimal(self.confidence),
             client_order_id=None if self.client_order_id is UNSET else self.client_order_id,
@@ -181,6 +202,7 @@ class OpenOrder(Wire, kw_only=True):
     quantity: Decimal
     remaining: Decimal
     limit_price: Decimal
+    reduce_only: bool | UnsetType = UNSET
     created_at: Timestamp
 
 

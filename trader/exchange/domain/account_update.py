@@ -3,15 +3,17 @@
 Nothing is visible outside until then, so a discarded update never happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from types import MappingProxyType
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from trader.core.clock import SET_BACK_LEAST
-from trader.core.money import ONE, ZERO, divide
+from trader.core.money import ONE, ZERO, ceil_to, divide, floor_to
 from trader.exchange.domain.account import (
     Account,
     Marks,
@@ -33,7 +35,7 @@ from trader.exchange.domain.ledger import (
     Terms,
     row_id,
 )
-from trader.exchange.domain.matching import Execution, fees_of, gone_from, rate_of, split, totals, walk
+from trader.exchange.domain.matching import Execution, ahead_at, fees_of, gone_from, rate_of, split, totals, walk
 from trader.exchange.domain.orders import (
     AT_MARK,
     CLOSING_SIDE,
@@ -47,20 +49,33 @@ from trader.exchange.domain.orders import (
     OrderAnswer,
     OrderSide,
     OrderStatus,
+    PlanTarget,
+    Side,
 )
 from trader.market.domain.markets import Quote
+
+NO_QUOTES: Final[Mapping[str, Quote]] = MappingProxyType({})
 
 
 class AccountUpdate:
     """A mutable copy of an account. Methods change it and collect the rows; `posting` finishes it.
 
-    `now` decides what is due. `at` dates the rows: it never goes back with the clock, and decides nothing.
+    `now` decides what is due. `at` dates the rows: it never goes back with the clock, and decides nothing. `quotes` has
+    the books in which orders rest, unless a venue has them.
     """
 
-    def __init__(self, account: Account, rules: ExchangeRules, marks: Marks, at: datetime) -> None:
+    def __init__(
+        self,
+        account: Account,
+        rules: ExchangeRules,
+        marks: Marks,
+        at: datetime,
+        quotes: Mapping[str, Quote] = NO_QUOTES,
+    ) -> None:
         self.before = account
         self.rules = rules
         self.marks = marks
+        self.quotes = quotes
         self.now = at
         self.at = max(at, account.changed_at)
         self._taking_at = (
@@ -235,6 +250,10 @@ class AccountUpdate:
         fees = fees_of(executions, rate)
         margin = divide(notional, terms.leverage or ONE)
         position = self.positions.get(symbol)
+        plan = terms.exit_plan
+        if plan is not None:
+            held = ZERO if position is None else position.quantity
+            plan = self.laid(plan, symbol, side.opens, held + quantity)
         if position is None:
             position = Position(
                 id=self.next_id(),
@@ -245,7 +264,7 @@ class AccountUpdate:
                 margin=margin,
                 leveraged=terms.leverage is not None,
                 fees=fees,
-                exit_plan=terms.exit_plan or ExitPlan(),
+                exit_plan=plan or ExitPlan(),
                 confidence=terms.confidence,
                 invocation_id=terms.invocation_id,
                 opened_at=self.at,
@@ -259,7 +278,7 @@ class AccountUpdate:
                 margin=position.margin + margin,
                 leveraged=position.leveraged or terms.leverage is not None,
                 fees=position.fees + fees,
-                exit_plan=terms.exit_plan or position.exit_plan,
+                exit_plan=plan or position.exit_plan,
                 confidence=position.confidence if terms.confidence is None else terms.confidence,
             )
         self.positions[symbol] = position
@@ -291,7 +310,9 @@ class AccountUpdate:
             del self.positions[position.symbol]
         else:
             part = msgspec.structs.replace(part, id=self.next_id())
-            self.positions[position.symbol] = msgspec.structs.replace(rest, realized=position.realized + gross)
+            self.positions[position.symbol] = msgspec.structs.replace(
+                rest, realized=position.realized + gross, exit_plan=rest.exit_plan.trimmed(rest.quantity)
+            )
         penalties = [ZERO] * len(executions)
         if is_taken_over:
             penalties = [ZERO if self.positions else max(ZERO, self.equity())]
@@ -377,6 +398,51 @@ class AccountUpdate:
             )
         )
         return after
+
+    def laid(self, plan: ExitPlan, symbol: str, side: Side, quantity: Decimal) -> ExitPlan:
+        """Return a plan as a position of this quantity has it: its stop at the trailing distance, if that is tighter,
+        and its targets with their quantities in whole lots, on their passive tick, nearest first."""
+        plan = plan.trailed(side, self.marks[symbol])
+        if all(target.quantity for target in plan.targets):
+            return plan
+        market, closing, quote = self.rules.markets[symbol], CLOSING_SIDE[side], self.quotes.get(symbol)
+        targets: list[PlanTarget] = []
+        fractions = closed = ZERO
+        for target in sorted(plan.targets, key=lambda target: side.direction * target.price):
+            price = (ceil_to if side is Side.LONG else floor_to)(target.price, market.tick)
+            fractions += target.fraction
+            until = quantity if fractions == ONE else floor_to(quantity * fractions, market.lot)
+            ahead = ahead_at(quote, closing, price) if quote and self.rules.limit_fills == "queue" else ZERO
+            if targets and targets[-1].price == price:  # two at one price are one
+                before = targets.pop()
+                closed -= before.quantity
+                fraction = before.fraction + target.fraction
+            else:
+                fraction = target.fraction
+            if until > closed:
+                targets.append(PlanTarget(price=price, fraction=fraction, quantity=until - closed, ahead=ahead))
+            closed = until
+        return msgspec.structs.replace(plan, targets=tuple(targets))
+
+    def replan(self, position: Position, plan: ExitPlan) -> Position:
+        """Give a position another exit plan, if it is another, and return the position."""
+        if plan == position.exit_plan:
+            return position
+        self.positions[position.symbol] = position = msgspec.structs.replace(position, exit_plan=plan)
+        self.next_sequence()
+        return position
+
+    def reduce_target(self, symbol: str, price: Decimal, quantity: Decimal, ahead: Decimal = ZERO) -> None:
+        """Take what fills at a price off the target there, if the position in the market still has it."""
+        if (position := self.positions.get(symbol)) is not None:
+            targets = (
+                msgspec.structs.replace(each, quantity=each.quantity - quantity, ahead=ahead)
+                if each.price == price
+                else each
+                for each in position.exit_plan.targets
+            )
+            left = tuple(each for each in targets if each.quantity > 0)
+            self.replan(position, msgspec.structs.replace(position.exit_plan, targets=left))
 
     def rest(self, order: RestingOrder) -> None:
         """Rest a limit order."""

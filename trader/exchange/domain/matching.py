@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from trader.core.money import QUANTUM, ZERO, halve, round_to
 from trader.exchange.domain.account import Take, Taken
 from trader.exchange.domain.orders import OrderSide
-from trader.market.domain.markets import Book, Level
+from trader.market.domain.markets import Book, Level, Quote
 
 INFINITY: Final = Decimal("Infinity")
 _NO_TIME: Final = timedelta(0)
@@ -96,6 +96,12 @@ def walk(
             executions.append(Execution(price, amount))
             quantity -= amount
     return executions
+
+
+def ahead_at(quote: Quote, side: OrderSide, limit: Decimal) -> Decimal:
+    """Return the book's quantity at the limit, ahead of an order of this side that rests there."""
+    levels = quote.book.bids if side is OrderSide.BUY else quote.book.asks
+    return sum((level.quantity for level in levels if level.price == limit), ZERO)
 
 
 def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:

@@ -91,10 +91,19 @@ class PastTime(NamedTuple):
     time_exit: datetime
 
 
+class TooMuch(NamedTuple):
+    """Targets whose fractions add up to more than the position."""
+
+    fractions: Decimal
+
+    def __str__(self) -> str:
+        return f"the fractions of the targets add up to {format_decimal(self.fractions)}; at most 1"
+
+
 def check_plan(
     plan: ExitPlan, side: Side, mark: Decimal, at: datetime, limit: Decimal | None = None
-) -> MisplacedPrice | PastTime | None:
-    """Return the first field of an exit plan that would fire at once, or None if the plan can be set.
+) -> MisplacedPrice | PastTime | TooMuch | None:
+    """Return the first field of an exit plan that would fire at once or makes no sense, or None if it can be set.
 
     `limit` is the price of the order that sets it: the plan begins at the mark at which that order fills.
     """
@@ -103,6 +112,8 @@ def check_plan(
         ("stop", plan.stop, True),
         ("invalidation_price", plan.invalidation_price, True),
         ("target", plan.target, False),
+        *(("target", target.price, False) for target in plan.targets if not target.quantity),  # others rest already
+        ("trailing_distance", plan.trailing_distance, side is Side.LONG),  # below the price on either side
     ):
         where: Literal["below", "above"] = "below" if (side is Side.LONG) == is_protective else "above"
         if price is not None and (price >= entry if where == "below" else price <= entry):
@@ -110,6 +121,18 @@ def check_plan(
             return MisplacedPrice(field, price, where, f"the {name} {format_decimal(entry)}")
     if plan.time_exit is not None and plan.time_exit <= at:
         return PastTime(plan.time_exit)
+    fractions = sum((target.fraction for target in plan.targets), ZERO)
+    return TooMuch(fractions) if fractions > ONE else None
+
+
+def refusal_of_targets(plan: ExitPlan | None, quantity: Decimal, market: Market) -> str | None:
+    """Return why a market refuses the targets of a plan for a position of this quantity, or None."""
+    for target in () if plan is None or quantity <= 0 else plan.targets:
+        closes = quantity * target.fraction
+        if target.fraction < ONE and (closes < market.lot or closes * target.price < market.min_notional):
+            part = f"the target {format_decimal(target.price)} closes {format_decimal(closes)} {market.symbol}"
+            least = f"one lot ({format_decimal(market.lot)}) or a notional of {format_decimal(market.min_notional)}"
+            return f"{part}, less than {least}"
     return None
 
 
@@ -120,6 +143,8 @@ def refusal_of_plan(
     match None if plan is None else check_plan(plan, side, mark, at, limit):
         case None:
             return None
+        case TooMuch() as total:
+            return str(total)
         case PastTime():
             return "the time exit has passed already"
         case MisplacedPrice(field, price, where, entry):

@@ -79,20 +79,58 @@ AT_MARK = frozenset({Cause.RESET, Cause.ENDED})
 """The causes of fills at the mark, without a book and without fees."""
 
 
+class PlanTarget(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A limit at which a `fraction` of the position is closed, as by a resting reduce-only order.
+
+    `quantity` is what it still closes, 0 before the position has the plan; `ahead` is that of a resting order.
+    """
+
+    price: Decimal
+    fraction: Decimal
+    quantity: Decimal = ZERO
+    ahead: Decimal = ZERO
+
+
 class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """When to leave a position. Prices are marks; `invalidation` is text for people and models."""
+    """When to leave a position. Prices are marks, except those of `targets`; `invalidation` is text for people and
+    models. The stop follows the mark at the `trailing_distance`, a difference of prices, and never loosens.
+    """
 
     stop: Decimal | None = None
     target: Decimal | None = None
     invalidation: str | None = None
     invalidation_price: Decimal | None = None
     time_exit: datetime | None = None
+    trailing_distance: Decimal | None = None
+    targets: tuple[PlanTarget, ...] = ()
+
+    def trailed(self, side: Side, mark: Decimal) -> "ExitPlan":
+        """Return the plan after a mark: with the stop at the trailing distance from it, unless it is tighter."""
+        if self.trailing_distance is None:
+            return self
+        stop = mark - side.direction * self.trailing_distance
+        if stop <= 0 or (self.stop is not None and (stop - self.stop) * side.direction <= 0):
+            return self
+        return msgspec.structs.replace(self, stop=stop)
+
+    def trimmed(self, quantity: Decimal) -> "ExitPlan":
+        """Return the plan with targets that together close no more than this quantity, the nearest first."""
+        if sum((target.quantity for target in self.targets), ZERO) <= quantity:
+            return self
+        targets = []
+        for target in self.targets:
+            closes = min(target.quantity, quantity)
+            quantity -= closes
+            if closes:
+                targets.append(msgspec.structs.replace(target, quantity=closes))
+        return msgspec.structs.replace(self, targets=tuple(targets))
 
 
 class OrderContents(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an order asks for, whoever places it.
 
-    A `leverage` of None means 1; `limit_price` is for limit orders only; `confidence` is in percent.
+    A `leverage` of None means 1. `limit_price` is for limit orders only, and so is `post_only`: an order that would
+    take from the book is then refused. `confidence` is in percent.
     """
 
     symbol: str
@@ -101,6 +139,7 @@ class OrderContents(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_price: Decimal | None = None
     leverage: Decimal | None = None
     reduce_only: bool = False
+    post_only: bool = False
     exit_plan: ExitPlan | None = None
     confidence: Decimal | None = None
     client_order_id: str | None = None
@@ -123,7 +162,7 @@ class Order(OrderContents, frozen=True, kw_only=True, gc=False):
         """Digest of the order's contents; detects a reused client order id."""
         asked = (
             self.symbol, self.side, self.type, self.quantity, self.limit_price, self.leverage, self.reduce_only,
-            self.exit_plan, self.confidence,
+            self.post_only, self.exit_plan, self.confidence,
         )  # fmt: skip
         return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:32]
 

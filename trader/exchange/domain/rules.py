@@ -24,13 +24,14 @@ from trader.exchange.domain.account import (
 )
 from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, Terms, merge, row_id
-from trader.exchange.domain.matching import Execution, remaining, totals
+from trader.exchange.domain.matching import Execution, ahead_at, remaining, totals
 from trader.exchange.domain.order_validation import (
     passive_limit,
     quantity_of,
     refusal_of_leverage,
     refusal_of_plan,
     refusal_of_size,
+    refusal_of_targets,
 )
 from trader.exchange.domain.orders import (
     CLOSING_SIDE,
@@ -53,7 +54,7 @@ _SHOWN: Final = Decimal("1e-8")
 
 def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, rate_of_hour: RateOfHour) -> Posting:
     """Match an order with the book of the moment. The posting always holds the answer, even a refusal."""
-    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update = AccountUpdate(account, rules, moment.marks, moment.at, moment.quotes)
     fund_held(update, rate_of_hour, moment.mark_at)  # due on the positions before this order
     update.last_order_at = update.at
     request_id = update.next_id()
@@ -61,8 +62,11 @@ def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, 
     quantity = quantity_of(account, order, market)
     quote = moment.quotes[order.symbol]
     limit = passive_limit(order, market)
-    refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
-        refusal_of_plan(order.exit_plan, order.side.opens, quote.mark, update.now, limit)
+    refusal = (
+        refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market)
+        or refusal_of_plan(order.exit_plan, order.side.opens, quote.mark, update.now, limit)
+        or refusal_of_targets(order.exit_plan, _built(account, order, quantity), market)
+        or (_refusal_of_taking(order.side, limit, quote) if order.post_only and limit is not None else None)
     )
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
@@ -75,7 +79,7 @@ def place(account: Account, order: Order, moment: Moment, rules: ExchangeRules, 
         status, reason = OrderStatus.PARTIAL, "the book could not fill the rest"
     if unfilled and order.type is OrderType.LIMIT:
         if not order.reduce_only or opposing(update.account(), order.symbol, order.side):
-            ahead = _ahead(quote, order.side, limit or ZERO, rules)
+            ahead = ahead_at(quote, order.side, limit or ZERO) if rules.limit_fills == "queue" else ZERO
             update.rest(RestingOrder.of(order, request_id, quantity, unfilled, limit or ZERO, update.at, ahead))
             status, reason = OrderStatus.RESTING, None
     elif not executions:
@@ -121,12 +125,19 @@ def book_met(
     return remaining(quote.book, taken.get(symbol, Taken()), at, rules.book_recovery, rules.markets[symbol].lot)
 
 
-def _ahead(quote: Quote, side: OrderSide, limit: Decimal, rules: ExchangeRules) -> Decimal:
-    """Return the book's quantity at the limit, ahead of an order that rests there; 0 if the rules do not count it."""
-    if rules.limit_fills != "queue":
-        return ZERO
-    levels = quote.book.bids if side is OrderSide.BUY else quote.book.asks
-    return sum((level.quantity for level in levels if level.price == limit), ZERO)
+def _built(account: Account, order: Order, quantity: Decimal) -> Decimal:
+    """Return the quantity of the position on the order's side once all of the order has filled; negative: none."""
+    held = opposing(account, order.symbol, CLOSING_SIDE[order.side.opens])
+    return held + quantity - opposing(account, order.symbol, order.side)
+
+
+def _refusal_of_taking(side: OrderSide, limit: Decimal, quote: Quote) -> str | None:
+    """Return why a post-only order is refused, or None: the book trades at its limit already."""
+    best, name = (quote.ask, "ask") if side is OrderSide.BUY else (quote.bid, "bid")
+    if (limit - best) * side.direction < 0:
+        return None
+    limit_text, best_text = format_decimal(limit), format_decimal(best)
+    return f"post-only: a {side} at {limit_text} would take from the book, whose best {name} is {best_text}"
 
 
 def refuse_together(account: Account, orders: Sequence[Order], reason: str, at: datetime) -> Posting:
@@ -204,10 +215,13 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     position = account.positions.get(symbol)
     if position is None:
         return no_position(symbol)
-    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update = AccountUpdate(account, rules, moment.marks, moment.at, moment.quotes)
     refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], update.now)
+    if refusal is None and plan.targets != position.exit_plan.targets:
+        refusal = refusal_of_targets(plan, position.quantity, rules.markets[symbol])
     if refusal is not None:
         return refusal
+    plan = update.laid(plan, symbol, position.side, position.quantity)
     update.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
     update.next_sequence()
     return update.posting()

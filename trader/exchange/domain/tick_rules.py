@@ -1,12 +1,12 @@
 """Tick rules of the paper exchange: how an update of the markets changes an account.
 
-A tick is applied in this order: funding, resting orders that it trades through, liquidation, exit plans. Liquidation
-precedes exit plans because the margin engine takes over an account the moment its equity is gone; resting orders
-precede both because the price passed them on its way. Nothing waits for a better price: a liquidation's step and a
-trigger that has fired meet the first book there is.
+A tick is applied in this order: funding, targets and resting orders that it trades through, liquidation, exit plans.
+Liquidation precedes exit plans because the margin engine takes over an account the moment its equity is gone; resting
+orders precede both because the price passed them on its way. Nothing waits for a better price: a liquidation's step and
+a trigger that has fired meet the first book there is.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -29,7 +29,7 @@ from trader.exchange.domain.account import (
 from trader.exchange.domain.account_update import AccountUpdate
 from trader.exchange.domain.ledger import ExchangeRules, MarkAt, Posting, RateOfHour
 from trader.exchange.domain.matching import Execution, totals
-from trader.exchange.domain.orders import CLOSING_SIDE, Cause, OrderSide
+from trader.exchange.domain.orders import CLOSING_SIDE, Cause, ExitPlan, OrderSide
 from trader.market.domain.markets import STALE_AFTER, Market, PriceRange, Quote
 
 _SMALL: Final = 10
@@ -59,13 +59,14 @@ def apply_tick(account: Account, moment: Moment, rules: ExchangeRules, rate_of_h
     """Apply a tick to an account; None if it changes nothing."""
     if not is_affected(account, moment, rules):
         return None
-    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update = AccountUpdate(account, rules, moment.marks, moment.at, moment.quotes)
     fund_held(update, rate_of_hour, moment.mark_at, moment.updated)
+    _fill_targets(update, moment)
     _fill_resting(update, moment)
     liquidate(update, moment, rate_of_hour, moment.updated)
     for symbol, position in sorted(update.positions.items()):
         if symbol in moment.updated:
-            _exit_when_triggered(update, position, moment)
+            _exit_when_triggered(update, update.replan(position, trailed(position, moment.marks[symbol])), moment)
     _leave_ended_markets(update, moment)
     liquidate(update, moment, rate_of_hour, ())  # an exit may have cost what the other positions need
     update.write_off_when_flat()
@@ -107,6 +108,11 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
         boundary = last_boundary(moment.at, rules.funding_hours(symbol))
         if position.funded_until < boundary or fired_trigger(position, marks[symbol], moment.at) is not None:
             return True
+        plan = position.exit_plan
+        if plan.targets and any(_is_reached(order, quotes[symbol], rules) for order in _targets(position)):
+            return True
+        if plan.trailing_distance is not None and trailed(position, marks[symbol]) is not plan:
+            return True
     for order in account.resting:
         symbol = order.symbol
         if symbol in updated and (_is_reached(order, quotes[symbol], rules) or _is_last(symbol, moment.at, rules)):
@@ -130,6 +136,45 @@ def _met(update: AccountUpdate, order: RestingOrder, quote: Quote, wanted: Decim
     shown, _ = totals(update.find(quote, order.side, order.ahead + wanted, order.limit_price))
     passed = min(order.ahead, shown)
     return shown - passed, order.ahead - passed
+
+
+def _targets(position: Position) -> Iterator[RestingOrder]:
+    """Yield the targets of a position, each as a reduce-only order that rests since the position was opened.
+
+    One that is closing has none: its trigger closes all of it.
+    """
+    for target in position.exit_plan.targets if position.closing is None else ():
+        yield RestingOrder(
+            id=position.id,
+            symbol=position.symbol,
+            side=CLOSING_SIDE[position.side],
+            quantity=target.quantity,
+            remaining=target.quantity,
+            limit_price=target.price,
+            created_at=position.opened_at,
+            ahead=target.ahead,
+            reduce_only=True,
+        )
+
+
+def _fill_targets(update: AccountUpdate, moment: Moment) -> None:
+    """Fill the targets that the markets reach, nearest first, as far as the rules allow."""
+    for symbol in sorted(update.positions.keys() & moment.updated):
+        quote = moment.quotes[symbol]
+        for order in _targets(update.positions[symbol]):
+            if not _is_reached(order, quote, update.rules):
+                break
+            quantity, ahead = _met(update, order, quote, order.remaining)
+            update.reduce_target(symbol, order.limit_price, quantity, ahead)
+            if quantity:
+                update.note_taken(symbol, order.side, quantity)
+                update.execute(symbol, order.side, [Execution(order.limit_price, quantity)], Cause.TARGET, maker=True)
+
+
+def trailed(position: Position, mark: Decimal) -> ExitPlan:
+    """Return the plan of a position after a mark. That of one that is closing stays as it fired."""
+    plan = position.exit_plan
+    return plan if position.closing is not None else plan.trailed(position.side, mark)
 
 
 def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
@@ -328,7 +373,7 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
         reached, boundary = ranges.by_symbol[symbol], last_boundary(ranges.until, rules.funding_hours(symbol))
         if _is_last(symbol, ranges.until, rules):
             return False
-        if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
+        if position.funded_until < boundary or _may_trigger(position, reached, ranges.until, rules):
             return False
         worst += position.unrealized(reached.lowest_mark if position.is_long else reached.highest_mark)
         required += rules.markets[symbol].maintenance(position.quantity * reached.highest_mark)
@@ -337,21 +382,28 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -
             continue
         if _is_last(order.symbol, ranges.until, rules):
             return False
-        reached = ranges.by_symbol[order.symbol]
-        lowest, highest = reached.lowest_ask, reached.highest_bid
-        if rules.limit_fills == "touch":
-            lowest, highest = reached.lowest_mark, reached.highest_mark
-        if lowest <= order.limit_price if order.side is OrderSide.BUY else highest >= order.limit_price:
+        if _may_reach(order, ranges.by_symbol[order.symbol], rules):
             return False
     return not account.positions or worst > required
 
 
-def _may_trigger(position: Position, reached: PriceRange, until: datetime) -> bool:
+def _may_reach(order: RestingOrder, reached: PriceRange, rules: ExchangeRules) -> bool:
+    lowest, highest = reached.lowest_ask, reached.highest_bid
+    if rules.limit_fills == "touch":
+        lowest, highest = reached.lowest_mark, reached.highest_mark
+    return lowest <= order.limit_price if order.side is OrderSide.BUY else highest >= order.limit_price
+
+
+def _may_trigger(position: Position, reached: PriceRange, until: datetime, rules: ExchangeRules) -> bool:
     plan = position.exit_plan
+    if any(_may_reach(order, reached, rules) for order in _targets(position)):
+        return True
     if position.closing is not None or (plan.time_exit is not None and until >= plan.time_exit):
         return True
     protecting, winning = (plan.stop, plan.invalidation_price), (plan.target,)
     is_long = position.is_long
+    if plan.trailed(position.side, reached.highest_mark if is_long else reached.lowest_mark) is not plan:
+        return True
     falling_to, rising_to = (protecting, winning) if is_long else (winning, protecting)
     return any(price is not None and reached.lowest_mark <= price for price in falling_to) or any(
         price is not None and reached.highest_mark >= price for price in rising_to

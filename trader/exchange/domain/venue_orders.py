@@ -41,7 +41,8 @@ class VenueOrderType(StrEnum):
 class VenueOrder(msgspec.Struct, frozen=True, kw_only=True):
     """An order as sent to a venue.
 
-    `price` is the worst accepted price, `trigger` the trigger price of a stop or target.
+    `price` is the worst accepted price, `trigger` the trigger price of a stop or target. The venue refuses one that is
+    `post_only` rather than let it take.
     """
 
     client_index: int
@@ -52,6 +53,7 @@ class VenueOrder(msgspec.Struct, frozen=True, kw_only=True):
     price: Decimal
     trigger: Decimal | None = None
     reduce_only: bool = False
+    post_only: bool = False
 
 
 class SentStatus(StrEnum):
@@ -129,6 +131,11 @@ class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
     def is_protective(self) -> bool:
         """Whether it is a stop or target, which waits at the venue for its trigger price."""
         return self.order.type in (VenueOrderType.STOP, VenueOrderType.TARGET)
+
+    @property
+    def is_of_plan(self) -> bool:
+        """Whether it is a stop or target, or the limit of one of several targets."""
+        return self.is_protective or (self.request is None and self.order.type is VenueOrderType.LIMIT)
 
 
 def advance(sent: SentOrder, event: OrderEvent, **changes: Any) -> SentOrder:

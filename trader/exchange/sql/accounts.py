@@ -22,9 +22,9 @@ from trader.exchange.domain.account import (
     Take,
     Taken,
 )
-from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
+from trader.exchange.domain.orders import AnswerFill, OrderAnswer, OrderSide
 from trader.exchange.domain.tick_order import DateSpan, DateSpans
-from trader.exchange.sql.trades import trade_of_row
+from trader.exchange.sql.trades import plan_of_row, trade_of_row
 from trader.record.domain.results import REMOVED
 from trader.record.sql.chain import insert_record
 
@@ -196,7 +196,7 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
 
 
 def _resting(record: asyncpg.Record) -> RestingOrder:
-    plan = part_of_row(record, ExitPlan) if record["has_exit_plan"] else None
+    plan = plan_of_row(record) if record["has_exit_plan"] else None
     return msgspec.convert({**record, "exit_plan": plan}, RestingOrder)
 
 

@@ -166,7 +166,7 @@ _TABLES: Final = (
             close_reason = excluded.close_reason, closing = excluded.closing,
             closing_at = excluded.closing_at, stop = excluded.stop, target = excluded.target,
             invalidation = excluded.invalidation, invalidation_price = excluded.invalidation_price,
-            time_exit = excluded.time_exit,
+            time_exit = excluded.time_exit, trailing_distance = excluded.trailing_distance, targets = excluded.targets,
             confidence = excluded.confidence, funded_until = excluded.funded_until, closed_at = excluded.closed_at
         """,
     ),

@@ -12,7 +12,7 @@ import msgspec
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, columns_of, part_of_row
 from trader.exchange.domain.account import Position, Trade
-from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Side
+from trader.exchange.domain.orders import Cause, ExitPlan, Fill, PlanTarget, Side
 
 T = TypeVar("T", bound=Position)
 
@@ -27,7 +27,13 @@ class ModelTrade(Trade, frozen=True, kw_only=True):
 
 def trade_of_row(row: asyncpg.Record, kind: type[T]) -> T:
     """Return the trade or position of a row of `orders`."""
-    return msgspec.convert({**row, "exit_plan": part_of_row(row, ExitPlan)}, kind)
+    return msgspec.convert({**row, "exit_plan": plan_of_row(row)}, kind)
+
+
+def plan_of_row(row: asyncpg.Record) -> ExitPlan:
+    """Return the exit plan of a row of `orders` or `limit_orders`."""
+    targets = msgspec.json.decode(row["targets"], type=tuple[PlanTarget, ...])
+    return msgspec.structs.replace(part_of_row(row, ExitPlan), targets=targets)
 
 
 class TradeFilter(NamedTuple):

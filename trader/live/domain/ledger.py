@@ -18,7 +18,7 @@ from trader.exchange.domain.ledger import NO_TERMS, ExchangeRules, Posting, Term
 from trader.exchange.domain.matching import Execution, totals
 from trader.exchange.domain.orders import Cause, Order, OrderAnswer, OrderSide, OrderStatus
 from trader.exchange.domain.rules import refuse
-from trader.exchange.domain.venue_orders import OrderEvent, SentOrder, SentStatus, VenueFill, advance
+from trader.exchange.domain.venue_orders import OrderEvent, SentOrder, SentStatus, VenueFill, VenueOrderType, advance
 from trader.live.domain.orders import VenueFunding, VenueOrderState
 
 
@@ -39,6 +39,9 @@ def settle(
         answers.append(answer)
     elif sent.request is not None:
         _book_resting(update, sent, state, fills)
+    elif sent.order.type is VenueOrderType.LIMIT:
+        update.reduce_target(sent.symbol, sent.order.price, totals(_executions(fills))[0])
+        _execute(update, sent.order.side, fills, sent.cause, NO_TERMS)
     else:
         _execute(update, sent.order.side, fills, sent.cause, NO_TERMS)
         if state.is_final and (known.filled or state.has_fired):  # in this read or an earlier one

@@ -1,6 +1,7 @@
 """Orders as sent to a venue: market and limit orders of callers, and the protective orders of exit plans.
 
-A protective order is a stop or target that waits at the venue for its trigger price, reduce-only, for a whole position.
+A protective order is a stop or target that waits at the venue for its trigger price, reduce-only, for a whole position,
+or the limit of one of several targets, for a part of it.
 """
 
 from collections.abc import Iterable
@@ -27,12 +28,16 @@ Venues allow 5 % from their own mark, which moves while the order is on its way.
 TRIGGER_SLIPPAGE: Final = Decimal("0.05")
 """The same for a stop or target and its trigger, which does not move."""
 
-CAUSES: Final = {VenueOrderType.STOP: Cause.STOP, VenueOrderType.TARGET: Cause.TARGET}
+CAUSES: Final = {
+    VenueOrderType.STOP: Cause.STOP,
+    VenueOrderType.TARGET: Cause.TARGET,
+    VenueOrderType.LIMIT: Cause.TARGET,
+}
 """The cause of the fills of each type of protective order."""
 
 
 class ProtectiveTerms(msgspec.Struct, frozen=True):
-    """What distinguishes one protective order of a market from another."""
+    """What distinguishes one protective order of a market from another. The trigger of a limit is its price."""
 
     symbol: str
     type: VenueOrderType
@@ -55,11 +60,15 @@ def venue_order(account: Account, order: Order, market: Market, quote: Quote) ->
         price=price,
         # Accepted because it reduces the position; if that is gone at the venue meanwhile, it must open nothing.
         reduce_only=not may_open(account, order),
+        post_only=order.post_only,
     )
 
 
 def protective_order(terms: ProtectiveTerms, market: Market) -> VenueOrder:
     """Return the order to send for a stop or target, without its client index."""
+    if terms.type is VenueOrderType.LIMIT:
+        given = {**msgspec.structs.asdict(terms), "trigger": None}
+        return VenueOrder(**given, client_index=0, price=terms.trigger, reduce_only=True)
     price = worst_price(terms.side, terms.trigger, TRIGGER_SLIPPAGE, market)
     return VenueOrder(**msgspec.structs.asdict(terms), client_index=0, price=price, reduce_only=True)
 
@@ -76,8 +85,13 @@ def protection_of(account: Account, order: Order, quantity: Decimal, market: Mar
 
 
 def terms_of_plan(position: Position, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
-    """Return the terms for the plan of a position."""
-    return terms_of(position.symbol, CLOSING_SIDE[position.side], position.quantity, plan, market)
+    """Return the terms for the plan of a position, its several targets included."""
+    symbol, side = position.symbol, CLOSING_SIDE[position.side]
+    limits = [
+        ProtectiveTerms(symbol, VenueOrderType.LIMIT, side, target.quantity, round_to(target.price, market.tick))
+        for target in plan.targets
+    ]
+    return terms_of(symbol, side, position.quantity, plan, market) + limits
 
 
 def terms_of(symbol: str, side: OrderSide, quantity: Decimal, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
@@ -102,9 +116,11 @@ def terms_of_account(account: Account, markets: dict[str, Market], busy: Iterabl
 
 
 def terms_of_sent(sent: SentOrder) -> ProtectiveTerms:
-    """Return the terms of a protective order that was sent."""
-    assert sent.order.trigger is not None
-    return msgspec.convert(sent.order, ProtectiveTerms, from_attributes=True)
+    """Return the terms of a protective order that was sent; those of a limit have what it has not filled yet."""
+    order = sent.order
+    if order.trigger is None:
+        return ProtectiveTerms(order.symbol, order.type, order.side, order.quantity - sent.filled, order.price)
+    return msgspec.convert(order, ProtectiveTerms, from_attributes=True)
 
 
 def worst_price(side: OrderSide, price: Decimal, slippage: Decimal, market: Market) -> Decimal:

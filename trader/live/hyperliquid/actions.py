@@ -186,7 +186,8 @@ def _wire(order: VenueOrder, asset: int) -> dict[str, Any]:
         trigger = format_decimal(order.trigger)
         kind = {"trigger": {"isMarket": True, "triggerPx": trigger, "tpsl": _TYPES[order.type]}}
     else:
-        kind = {"limit": {"tif": "Gtc" if order.type is VenueOrderType.LIMIT else "Ioc"}}
+        resting = "Alo" if order.post_only else "Gtc"
+        kind = {"limit": {"tif": resting if order.type is VenueOrderType.LIMIT else "Ioc"}}
     return {
         "a": asset, "b": order.side is OrderSide.BUY, "p": format_decimal(order.price),
         "s": format_decimal(order.quantity), "r": order.reduce_only, "t": kind, "c": cloid_of(order.client_index),

@@ -256,4 +256,5 @@ def order_terms(order: VenueOrder, listing: Listing) -> OrderTerms:
         type=order.type.value,
         reduce_only=order.reduce_only,
         trigger_ticks=0 if order.trigger is None else int(order.trigger / tick),
+        post_only=order.post_only,
     )

@@ -17,7 +17,7 @@ from trader.settings.forms import Secret
 SDK_VERSION: Final = "1.1.8"
 
 _TYPES: Final = {"limit": 0, "market": 1, "stop": 2, "target": 4}
-_IMMEDIATE, _GOOD_TILL_TIME = 0, 1
+_IMMEDIATE, _GOOD_TILL_TIME, _POST_ONLY = 0, 1, 2
 _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
 _GROUPINGS: Final = {2: 1, 3: 3}
 """One order triggers another; one order triggers two, of which one cancels the other."""
@@ -46,6 +46,7 @@ class OrderTerms(NamedTuple):
     type: str
     reduce_only: bool
     trigger_ticks: int
+    post_only: bool = False
 
 
 class Signer(Protocol):
@@ -92,6 +93,9 @@ class LighterSigner:
         whose = {"AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "Nonce": 987654}
         alone = self.create_orders([stop], nonce=987654)
         _compare(alone, 14, {**whose, **_named(stop)}, json.loads(alone.text))
+        passive = stop._replace(type="limit", reduce_only=False, trigger_ticks=0, post_only=True)
+        rests = self.create_orders([passive], nonce=987654)
+        _compare(rests, 14, {**whose, **_named(passive)}, json.loads(rests.text))
         group = self.create_orders([entry, stop, target], nonce=987654)
         fields = json.loads(group.text)
         _compare(group, 28, {**whose, "GroupingType": 3}, fields)
@@ -143,7 +147,7 @@ def _fields(order: OrderTerms, *, is_child: bool = False) -> tuple[int, ...]:
         order.price_ticks,
         order.is_ask,
         _TYPES[order.type],
-        _GOOD_TILL_TIME if order.type == "limit" else _IMMEDIATE,
+        _POST_ONLY if order.post_only else _GOOD_TILL_TIME if order.type == "limit" else _IMMEDIATE,
         order.reduce_only,
         order.trigger_ticks,
         _NO_EXPIRY if order.type == "market" else _EXPIRY_28_DAYS,
