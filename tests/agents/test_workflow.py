@@ -96,6 +96,31 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
         assert await conn.fetchval("SELECT client_order_id FROM order_requests") == f"{record.invocation.id}:1"
 
 
+async def test_a_model_rests_an_order_that_counts_as_filled_and_takes_it_back(floor: Floor) -> None:
+    plan = {"stop": 90_000, "trailingDistance": 4_000, "targets": [{"price": 96_000, "fraction": 0.5}]}
+    order = {
+        "symbol": "BTC", "side": "BUY", "quantity": 0.3, "type": "limit", "limitPrice": 93_000, "leverage": 10,
+        "postOnly": True, "exitPlan": plan, "confidence": 60,
+    }  # fmt: skip
+    taking = calling(("placeOrder", {**order, "limitPrice": 95_000}))
+    beyond = opening(quantity=0.3)
+    record = await run_one(floor, taking, calling(("placeOrder", order)), calling(beyond), hold())
+    assert [(call.type, call.status) for call in record.tool_calls] == [
+        ("CREATE_POSITION", "rejected"), ("CREATE_POSITION", "ok"), ("CREATE_POSITION", "rejected"), ("HOLDING", "ok"),
+    ]  # fmt: skip
+    refusals = [call.metadata["results"][0]["reason"] for call in record.tool_calls[:3:2]]
+    assert refusals[0] == "post-only: a buy at 95000 would take from the book, whose best ask is 94000.1"
+    assert refusals[1].startswith("The BTC position would be worth 56100.00, 5.61 × the equity")
+    await floor.see(after_s=60)
+    (resting,) = floor.exchange.account("ada").resting
+    cancel = ("cancelOrder", {"symbol": "BTC", "orderId": str(resting.id)})
+    record = await run_one(floor, calling(cancel), hold())
+    (shown,) = data_of(floor.provider.turns[-1].messages[1]["content"])["orders"]
+    assert (shown["id"], shown["limitPrice"], shown["remaining"]) == (str(resting.id), 93_000, 0.3)
+    assert (record.tool_calls[0].type, record.tool_calls[0].status) == ("CANCEL_ORDER", "ok")
+    assert not floor.exchange.account("ada").resting
+
+
 async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> None:
     await run_one(floor, calling(opening()), hold("in"))
     await floor.see(after_s=60)

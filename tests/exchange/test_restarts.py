@@ -12,7 +12,7 @@ from support.venue import Venue, agree_with_rows, dump
 
 from trader.core.money import floor_to, round_to
 from trader.database.pool import Database
-from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType
+from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType, PlanTarget
 from trader.market.domain.markets import MARKETS, Book, Level, Quote, Tick
 
 PRICES = {"BTC": Decimal(94_000), "ETH": Decimal(3_300), "SOL": Decimal(200)}
@@ -59,6 +59,15 @@ def _act(rng: Random, tick: Tick) -> Act:
     def beyond(basis_points: Sequence[int]) -> Decimal:
         return mark * (1 + side.direction * Decimal(rng.choice(basis_points)) / 10_000)
 
+    plan = ExitPlan(
+        stop=beyond((-150, -700)),
+        target=beyond((50, 300)) if rng.random() < 0.5 else None,
+        trailing_distance=mark / 100 if rng.random() < 0.5 else None,
+        targets=tuple(
+            PlanTarget(price=beyond(basis_points), fraction=Decimal(fraction))
+            for basis_points, fraction in (((20, 60), "0.3"), ((80,), "0.25"), ((150,), "0.45"))
+        )[: rng.choice((0, 1, 3))],
+    )
     return Order(
         account_id=account_id,
         symbol=symbol,
@@ -68,7 +77,8 @@ def _act(rng: Random, tick: Tick) -> Act:
         limit_price=beyond((50, 0, -5, -30, -100)) if rests else None,
         leverage=Decimal(leverage),
         reduce_only=rng.random() < 0.2,
-        exit_plan=ExitPlan(stop=beyond((-150, -700)), target=beyond((50, 300))) if rng.random() < 0.5 else None,
+        post_only=rests and rng.random() < 0.3,
+        exit_plan=plan if rng.random() < 0.7 else None,
     )
 
 

@@ -24,7 +24,7 @@ from support.run_profile import is_nightly
 from trader.core.errors import TraderError, Unavailable
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
+from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType, PlanTarget
 from trader.market.domain.markets import PLAIN_FUNDING_RATE
 
 D = Decimal
@@ -142,7 +142,8 @@ class Schedule:
         away = 1 - D(self.random.randint(-5, 30)) / 1000
         symbol = self.random.choice(SYMBOLS)
         price = self.venue.markets[symbol].mid * away
-        await self.order(symbol=symbol, type=OrderType.LIMIT, limit_price=price, exit_plan=None)
+        post_only = self.random.random() < 0.3
+        await self.order(symbol=symbol, type=OrderType.LIMIT, limit_price=price, exit_plan=None, post_only=post_only)
 
     async def cancel(self) -> None:
         if resting := self.bench.account().resting:
@@ -162,6 +163,13 @@ class Schedule:
             time_exit=self.bench.clock.now() + timedelta(seconds=random.randint(1, 900))
             if random.random() < 0.2
             else None,
+            trailing_distance=mid * D(random.randint(2, 30)) / 1000 if random.random() < 0.3 else None,
+            targets=tuple(
+                PlanTarget(
+                    price=mid * (1 + D(random.randint(2, 30)) / 1000), fraction=D(random.choice(("0.2", "0.33")))
+                )
+                for _ in range(random.choice((0, 0, 1, 3)))
+            ),
         )
 
     async def look(self) -> None:

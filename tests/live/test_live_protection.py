@@ -15,7 +15,7 @@ from trader.core.errors import StartError, TraderError
 from trader.core.events import VenueDiffers
 from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause, Verb
-from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType, PlanTarget
 from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 
@@ -189,6 +189,80 @@ async def test_an_addition_of_the_same_size_and_plan_keeps_one_stop_of_the_whole
     for _ in range(2):
         await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
     await bench.synchronize()
+    await bench.agree()
+
+
+# Several targets, stops that follow, post-only
+
+
+def limits(bench: Bench) -> list[tuple[Decimal, Decimal]]:
+    """Return price and quantity of the limit orders that stand at the venue."""
+    standing = [order for order in bench.venue.ledger.standing(BTC) if order.status == "open"]
+    return sorted((order.price, order.quantity - order.filled) for order in standing)
+
+
+def in_parts(*given: tuple[int, str]) -> ExitPlan:
+    targets = (PlanTarget(price=D(price), fraction=D(fraction)) for price, fraction in given)
+    return ExitPlan(stop=D(90000), targets=tuple(targets))
+
+
+async def test_targets_stand_at_the_venue_for_their_parts_until_the_position_ends(bench: Bench) -> None:
+    await bench.buy("0.4", leverage=D(5), exit_plan=in_parts((98000, "0.25"), (96000, "0.5")))
+    assert limits(bench) == [(D(96000), D("0.2")), (D(98000), D("0.1"))]
+    bench.venue.fill_share = D("0.5")
+    await bench.see({"BTC": "96100.0"})
+    bench.venue.fill_share = D(1)
+    await bench.synchronize()
+    await bench.agree()
+    assert limits(bench) == [(D(96000), D("0.1")), (D(98000), D("0.1"))]
+    await bench.kill()
+    bench.venue.reach("BTC", "96200.0")
+    await bench.start()
+    await bench.tell()
+    await bench.synchronize()
+    await bench.agree()
+    assert (limits(bench), bench.account().positions["BTC"].quantity) == ([(D(98000), D("0.1"))], D("0.2"))
+    await bench.see({"BTC": "89000.0"})
+    await bench.synchronize()
+    await bench.agree()
+    assert (limits(bench), bench.venue.positions()) == ([], {})
+    assert await close_reasons(bench) == ["target", "target", "stop"]
+
+
+async def test_a_plan_with_other_targets_replaces_their_orders_and_a_smaller_position_trims_them(bench: Bench) -> None:
+    await bench.buy("0.4", leverage=D(5), exit_plan=in_parts((96000, "0.5"), (98000, "0.5")))
+    assert await bench.exchange.set_exit_plan("apex", "BTC", in_parts((97000, "0.5"), (98000, "0.5"))) is None
+    assert limits(bench) == [(D(97000), D("0.2")), (D(98000), D("0.2"))]
+    await bench.sell("0.3", reduce_only=True)
+    await bench.synchronize()
+    await bench.agree()
+    assert limits(bench) == [(D(97000), D("0.1"))]
+    assert await bench.exchange.set_exit_plan("apex", "BTC", PLAN) is None
+    await bench.agree()
+    assert limits(bench) == []
+
+
+async def test_a_stop_at_the_venue_follows_the_mark_in_steps(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=ExitPlan(trailing_distance=D(4000)))
+    begun = stops(bench)
+    for mid in ("94300.0", "96000.0", "93000.0"):
+        await bench.see({"BTC": mid})
+        await bench.synchronize()
+        await bench.agree()
+        begun += stops(bench)
+    assert begun[1:] == [begun[0], D(92000), D(92000)]
+    assert abs(begun[0] - 90000) <= 1
+
+
+async def test_a_post_only_order_is_refused_here_or_at_the_venue_rather_than_take(bench: Bench) -> None:
+    order = {"leverage": D(5), "type": OrderType.LIMIT, "limit_price": D(93500), "post_only": True}
+    taking = await bench.buy("0.1", **{**order, "limit_price": D(95000)})
+    assert (taking.status, (taking.reason or "")[:9]) == (OrderStatus.REJECTED, "post-only")
+    bench.venue.markets["BTC"].place(D("93400.0"))  # which is not known here yet
+    late = await bench.buy("0.1", **order)
+    assert (late.status, late.reason) == (OrderStatus.REJECTED, "the venue ended the order: canceled-post-only")
+    bench.venue.markets["BTC"].place(D("94000.0"))
+    assert (await bench.buy("0.1", **order)).status is OrderStatus.RESTING
     await bench.agree()
 
 

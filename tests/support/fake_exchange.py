@@ -598,6 +598,8 @@ class FakeExchange(AccountStreams):
             parent.status = "canceled-margin-not-allowed"
         elif parent.status == "pending":
             self._reach(ledger, parent, market)
+        elif parent.time_in_force == "post-only" and parent.sign * (parent.price - market.mid) >= 0:
+            parent.status = "canceled-post-only"
         elif parent.type == "market" or parent.sign * (parent.price - market.mid) >= 0:
             if parent.sign * (parent.price - market.mid) >= 0:
                 self._fill(ledger, parent, market, market.mid, maker=False)

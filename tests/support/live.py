@@ -106,6 +106,7 @@ class PlainSigner:
                 "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
                 "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
                 "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
+                "TimeInForce": 2 if order.post_only else 1,
             }
             for order in orders
         ]  # fmt: skip
@@ -301,6 +302,8 @@ class Bench:
         assert held == ledger.positions()
         assert wanted_protection(account, self.exchange.markets) == standing_protection(ledger)
         resting = {order.limit_price: order.remaining for order in account.resting}
+        for position in account.positions.values():
+            resting |= {target.price: target.quantity for target in position.exit_plan.targets}
         assert resting == {
             order.price: order.quantity - order.filled for order in ledger.orders.values() if order.status == "open"
         }

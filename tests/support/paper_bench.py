@@ -39,6 +39,7 @@ class PaperBench:
         plan: ExitPlan | None = None,
         symbol: str = "ETH",
         reduce_only: bool = False,
+        post_only: bool = False,
     ) -> OrderAnswer:
         order = Order(
             account_id="default",
@@ -50,6 +51,7 @@ class PaperBench:
             leverage=None if leverage is None else D(leverage),
             exit_plan=plan,
             reduce_only=reduce_only,
+            post_only=post_only,
         )
         posting = exchange.place(self.account, order, self.moment, self.rules, self.rate)
         self._apply(posting)

@@ -201,7 +201,7 @@ class ReferenceAccount:
         realized_before = self.books().realized
         self._resting_books = moment.quotes
         parts = self._shown(book, sign, quantity, limit)
-        self._take(book, sign, parts)
+        self._take(order.symbol, sign, parts)
         leverage = None if order.leverage is None else Fraction(order.leverage)
         terms = Terms(leverage, order.exit_plan, order.confidence)
         fees = self._execute(order.symbol, sign, parts, at, self._taker(order.symbol), str(order.cause), terms)
@@ -291,7 +291,7 @@ class ReferenceAccount:
     def _follow(self, symbol: str) -> None:
         """Draw the stop after the mark; it never loosens."""
         watch, distance = self.watches[symbol], self.watches[symbol].plan.trailing_distance
-        if distance is None or watch.closing is not None:
+        if distance is None:
             return
         sign = 1 if self.quantity(symbol) > 0 else -1
         stop = self.marks[symbol] - sign * Fraction(distance)
@@ -333,7 +333,8 @@ class ReferenceAccount:
         self._liquidate(moment, at, rate, moment.updated)
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
-                self._follow(symbol)
+                if self.watches[symbol].closing is None:
+                    self._follow(symbol)
                 self._exit(symbol, moment, at)
         self._liquidate(moment, at, rate, frozenset())
         self._settle_when_flat(at)
@@ -361,7 +362,7 @@ class ReferenceAccount:
                 quantity = self._met(rest, goal.left, moment)
                 goal.left, goal.ahead = goal.left - quantity, rest.ahead
                 if quantity:
-                    self._take(moment.quotes[symbol].book, sign, [(goal.price, quantity)])
+                    self._take(symbol, sign, [(goal.price, quantity)])
                     self._execute(symbol, sign, [(goal.price, quantity)], at, self._maker(symbol), "target")
             watch.goals = tuple(goal for goal in watch.goals if goal.left)
 
@@ -372,7 +373,6 @@ class ReferenceAccount:
             rest = next((rest for rest in self.resting if rest.number == number), None)
             if rest is None or not self._is_reached(rest, moment):
                 continue
-            book = moment.quotes[rest.symbol].book
             held = self.quantity(rest.symbol)
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
             quantity = min(rest.remaining, reducible) if rest.reduce_only else rest.remaining
@@ -380,7 +380,7 @@ class ReferenceAccount:
             if not quantity:
                 continue
             before = self._memory()
-            self._take(book, rest.sign, [(rest.limit, quantity)])
+            self._take(rest.symbol, rest.sign, [(rest.limit, quantity)])
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
@@ -451,7 +451,7 @@ class ReferenceAccount:
         parts = self._shown(book, sign, abs(held) if whole else part, None)
         if not parts:
             return False
-        self._take(book, sign, parts)
+        self._take(symbol, sign, parts)
         self._execute(symbol, sign, parts, at, self._taker(symbol), "liquidation")
         self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
         if not whole:
@@ -463,7 +463,7 @@ class ReferenceAccount:
         for symbol in sorted(self.books().holdings):
             held = self.quantity(symbol)
             sign, parts = (-1 if held > 0 else 1), [(self.marks[symbol], abs(held))]
-            self._take(moment.quotes[symbol].book, sign, parts)
+            self._take(symbol, sign, parts)
             self._execute(symbol, sign, parts, at, Fraction(0), "liquidation")
         self._charge_more(max(Fraction(0), self.equity()))
 
@@ -485,7 +485,7 @@ class ReferenceAccount:
         sign = -1 if held > 0 else 1
         book = moment.quotes[symbol].book
         parts = self._shown(book, sign, abs(held), None)
-        self._take(book, sign, parts)
+        self._take(symbol, sign, parts)
         stop = {"stop": watch.stop, "invalidation": watch.plan.invalidation_price}.get(reason)
         if waited and stop is not None:  # no better than the stop, on the tick beyond it
             tick = Fraction(self.markets[symbol].tick)
@@ -549,8 +549,8 @@ class ReferenceAccount:
         young = [(age, quantity) for age, quantity in ages if timedelta(0) <= age < 20 * self.recovery]
         return sum((quantity * halved(age, self.recovery) for age, quantity in young), Fraction(0))
 
-    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
-        at, side = self.recovering_at, (book.symbol, sign)
+    def _take(self, symbol: str, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
+        at, side = self.recovering_at, (symbol, sign)
         kept = [take for take in self.taken if (take[0], take[1]) != side or take[2] <= at or not parts]
         self.taken = [*kept, *((*side, at, quantity) for _, quantity in parts)]
 

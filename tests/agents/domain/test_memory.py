@@ -40,6 +40,9 @@ def test_a_line_about_an_agents_order_has_its_exit_plan() -> None:
     }  # fmt: skip
     assert line_of(order, {"averagePrice": None}) == "placeOrder ETH buy quantity 0.5 limitPrice 3300.5 stop 3200"
     assert line_of({**order, "reduceOnly": True, "exitPlan": None}, {}).endswith("limitPrice 3300.5 reduceOnly")
+    plan = {"stop": 3200, "trailingDistance": 50, "targets": [{"price": 3500, "fraction": 0.5}]}
+    line = line_of({**order, "postOnly": True, "exitPlan": plan}, {})
+    assert line.endswith("limitPrice 3300.5 postOnly stop 3200 trailingDistance 50 targets 0.5 at 3500")
 
 
 def test_a_line_about_a_pair_has_both_orders() -> None:

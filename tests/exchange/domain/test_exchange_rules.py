@@ -88,6 +88,17 @@ def test_a_resting_order_fills_as_maker_at_its_limit_once_a_later_book_trades_th
     assert posting.resting[0].status == "FILLED"
 
 
+@pytest.mark.parametrize(("side", "limit", "best"), [(BUY, "2000.01", "ask"), (SELL, "1999.99", "bid")])
+def test_a_post_only_order_rests_or_is_refused_but_never_takes(side: OrderSide, limit: str, best: str) -> None:
+    desk = PaperBench()
+    answer = desk.order(side, "1", limit=limit, post_only=True)
+    refusal = f"post-only: a {side} at {limit} would take from the book, whose best {best} is {limit}"
+    assert (answer.status, answer.reason) == (OrderStatus.REJECTED, refusal)
+    passive = str(D(limit) - side.direction * D("0.01"))
+    assert desk.order(side, "1", limit=passive, post_only=True).status is OrderStatus.RESTING
+    assert not desk.account.fees
+
+
 def test_with_touch_a_resting_order_fills_in_full_once_the_mark_is_at_its_limit() -> None:
     desk = PaperBench(limit_fills="touch")
     desk.order(BUY, "2", limit="1990")

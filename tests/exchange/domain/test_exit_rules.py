@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from support.books import START, deep_quote, moment_of, seconds
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
-from trader.exchange.domain.ledger import Posting
-from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, OrderStatus
+from trader.exchange.domain.ledger import LimitFills, Posting
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, OrderStatus, PlanTarget
 
 # --- exit plans -------------------------------------------------------------------------------------------------------
 
@@ -184,6 +184,95 @@ def test_an_exit_that_ruins_the_rest_of_the_account_leaves_it_to_the_liquidator(
         ("ETH", Cause.STOP), ("SOL", Cause.LIQUIDATION),
     ]  # fmt: skip
     assert desk.equity == desk.account.cash == 0
+
+
+def targets(*given: tuple[int, str]) -> tuple[PlanTarget, ...]:
+    return tuple(PlanTarget(price=D(price), fraction=D(fraction)) for price, fraction in given)
+
+
+def test_targets_fill_as_maker_and_the_stop_closes_only_what_they_left() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900), targets=targets((2_200, "0.3"), (2_100, "0.5"))))
+    assert desk.eth("2099.99") is None, "the bid is below the nearest target"
+    desk.eth("2100.01")
+    assert [(each.price, each.quantity) for each in desk.position.exit_plan.targets] == [(D(2_200), D("0.3"))]
+    (fill,) = desk.postings[-1].fills
+    assert (fill.price, fill.quantity, fill.maker, fill.cause) == (D(2_100), D("0.5"), True, Cause.TARGET)
+    assert fill.fee == D(2_100) * D("0.5") * desk.rules.maker_rate
+    desk.eth(1_900)
+    assert not desk.account.positions
+    trades = [(trade.close_reason, trade.quantity) for posting in desk.postings for trade in posting.trades]
+    assert trades == [(Cause.TARGET, D("0.5")), (Cause.STOP, D("0.5"))]
+
+
+@pytest.mark.parametrize(("fills", "filled"), [("touch", "0.5"), ("through", "0.2"), ("queue", None)])
+def test_a_target_fills_by_the_rule_of_resting_orders(fills: LimitFills, filled: str | None) -> None:
+    book = eth([(1_999, 9)], [(2_001, 9), (2_100, 3)])
+    desk = PaperBench(10_000, book, limit_fills=fills)
+    desk.order(BUY, "1", plan=ExitPlan(targets=targets((2_100, "0.5"))))
+    posting = desk.tick(eth([(2_100, "0.2")], [(2_101, 9)]))
+    assert posting is not None
+    assert [fill.quantity for fill in posting.fills] == ([] if filled is None else [D(filled)])
+    left = sum(each.quantity for each in desk.position.exit_plan.targets)
+    assert left == D("0.5") - D(filled or 0)
+
+
+def test_the_end_of_a_position_ends_its_targets_and_a_smaller_one_trims_them() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(targets=targets((2_100, "0.5"), (2_200, "0.5"))))
+    desk.order(SELL, "0.7", reduce_only=True)
+    assert [each.quantity for each in desk.position.exit_plan.targets] == [D("0.3")]
+    desk.order(SELL, "1.3")
+    assert desk.position.exit_plan == ExitPlan()
+    assert desk.eth(2_300) is None
+
+
+def test_a_fired_stop_leaves_nothing_to_the_targets() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "3", plan=ExitPlan(stop=D(1_900), targets=targets((2_100, "1"))))
+    desk.tick(eth([(1899, 1)], [(1901, 1)], mark="1900"))
+    posting = desk.eth(2_200)
+    assert posting is not None
+    assert [(fill.cause, fill.maker) for fill in posting.fills] == [(Cause.STOP, False)]
+
+
+@pytest.mark.parametrize("side", [BUY, SELL])
+def test_a_stop_follows_the_best_mark_at_the_trailing_distance_and_never_loosens(side: OrderSide) -> None:
+    desk, sign = PaperBench(), side.direction
+    desk.order(side, "1", plan=ExitPlan(stop=D(2_000 - sign * 50), trailing_distance=D(100)))
+    stops = []
+    for gain in (10, 60, 40, 200, 101):
+        desk.eth(2_000 + sign * gain)
+        stops.append((desk.position.exit_plan.stop or D(0)) - 2_000)
+    assert stops == [sign * step for step in (-50, -40, -40, 100, 100)]
+    assert desk.set_plan(replace(desk.position.exit_plan, stop=D(2_000))) is None
+    assert desk.position.exit_plan.stop == 2_000 + sign, "a looser stop is drawn to the distance at once"
+    posting = desk.eth(2_000 + sign)
+    assert posting is not None
+    assert [trade.close_reason for trade in posting.trades] == [Cause.STOP]
+
+
+def test_a_trailing_distance_alone_is_a_stop_from_the_start() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(trailing_distance=D(100)))
+    assert (desk.position.exit_plan.stop, desk.position.risk) == (D(1_900), D("100.01"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (ExitPlan(targets=targets((2_100, "0.6"), (2_200, "0.5"))), "add up to 1.1; at most 1"),
+        (ExitPlan(targets=targets((2_100, "0.6"), (1_990, "0.4"))), "the target 1990 of a long must be above the mark"),
+        (ExitPlan(trailing_distance=D(2_000)), "the trailing distance 2000 of a long must be below the mark 2000"),
+        (ExitPlan(targets=targets((2_100, "0.004"))), "closes 0.004 ETH, less than one lot (0.0001) or a notional of"),
+    ],
+)
+def test_a_plan_that_cannot_be_kept_is_refused_with_its_figures(plan: ExitPlan, reason: str) -> None:
+    desk = PaperBench()
+    assert reason in (desk.order(BUY, "1", plan=plan).reason or "")
+    desk.order(BUY, "1")
+    assert reason in (desk.set_plan(plan) or "")
+    assert desk.position.exit_plan == ExitPlan()
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

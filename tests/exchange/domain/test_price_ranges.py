@@ -12,12 +12,16 @@ from support.scripted import START, make_tick
 
 from trader.exchange.domain.account import Account, Run, equity, last_boundary, maintenance
 from trader.exchange.domain.ledger import row_id
-from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType
+from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType, PlanTarget
 from trader.exchange.domain.rules import place
 from trader.exchange.domain.tick_rules import Moment, is_affected, is_unaffected, price_ranges
 from trader.market.domain.markets import PLAIN_FUNDING_RATE
 
 PRICES = {"BTC": 94000, "ETH": 3300}
+
+
+Drawn = tuple[str, OrderSide, int, int | None, int | None, int | None, int | None, list[int]]
+"""Market, side, leverage, stop, target and limit, trailing distance and targets."""
 
 
 def moment_at(second: int, shifts: dict[str, int]) -> Moment:
@@ -26,16 +30,20 @@ def moment_at(second: int, shifts: dict[str, int]) -> Moment:
     return Moment(tick.at, tick.quotes, {s: q.mark for s, q in tick.quotes.items()}, frozenset(tick.quotes))
 
 
-def account_with(orders: list[tuple[str, OrderSide, int, int | None, int | None, int | None]]) -> Account:
+def account_with(orders: list[Drawn]) -> Account:
     """An account after these orders at the first prices; plan distances and the limit are in permille of the price."""
     run = Run(id=row_id("a", 0), number=1, initial_capital=Decimal(10000), quote_currency="USDT", started_at=START)
     account = Account(id="a", run=run, sequence=0, changed_at=START)
     now = moment_at(0, dict.fromkeys(PRICES, 0))
-    for symbol, side, leverage, stop, target, limit in orders:
+    for symbol, side, leverage, stop, target, limit, trail, targets in orders:
         price, sign = Decimal(PRICES[symbol]), side.direction
         plan = ExitPlan(
             stop=None if stop is None else price * (1000 - sign * stop) / 1000,
             target=None if target is None else price * (1000 + sign * target) / 1000,
+            trailing_distance=None if trail is None else price * trail / 1000,
+            targets=tuple(
+                PlanTarget(price=price * (1000 + sign * far) / 1000, fraction=Decimal("0.3")) for far in targets
+            ),
         )
         order = Order(
             account_id="a",
@@ -55,7 +63,7 @@ distances = st.none() | st.integers(1, 60)
 orders = st.lists(
     st.tuples(
         st.sampled_from(list(PRICES)), st.sampled_from(OrderSide), st.sampled_from([1, 5, 20]), distances, distances,
-        st.none() | st.integers(1, 40),
+        st.none() | st.integers(1, 40), distances, st.lists(st.integers(1, 60), max_size=3),
     ),
     max_size=4,
 )  # fmt: skip
@@ -64,7 +72,7 @@ walks = st.lists(st.fixed_dictionaries({s: st.integers(-60, 60) for s in PRICES}
 
 @given(orders, walks, st.sampled_from([0, 1700, 3590]), st.none() | st.integers(0, 8))
 def test_no_tick_within_price_ranges_affects_an_account_that_they_leave_unaffected(
-    placed: list[tuple[str, OrderSide, int, int | None, int | None, int | None]],
+    placed: list[Drawn],
     walk: list[dict[str, int]],
     start_s: int,
     ends: int | None,
@@ -79,7 +87,9 @@ def test_no_tick_within_price_ranges_affects_an_account_that_they_leave_unaffect
 
 
 def test_a_quiet_minute_leaves_a_safe_position_unaffected() -> None:
-    account = account_with([("BTC", OrderSide.BUY, 1, 50, 50, None), ("ETH", OrderSide.BUY, 1, None, None, 40)])
+    account = account_with(
+        [("BTC", OrderSide.BUY, 1, 50, 50, None, 60, [40]), ("ETH", OrderSide.BUY, 1, None, None, 40, None, [])]
+    )
     moments = [moment_at(1 + n, {"BTC": n % 5, "ETH": -n % 5}) for n in range(60)]
     assert is_unaffected(account, price_ranges(moments), RULES)
     fallen = [*moments, moment_at(61, {"BTC": -51, "ETH": 0})]
@@ -92,17 +102,19 @@ LONG, SHORT = OrderSide.BUY, OrderSide.SELL
 @pytest.mark.parametrize(
     ("order", "reached", "missed"),
     [
-        pytest.param(("BTC", LONG, 1, 10, None, None), -10, -9, id="stop of a long position"),
-        pytest.param(("BTC", SHORT, 1, 10, None, None), 10, 9, id="stop of a short position"),
-        pytest.param(("BTC", LONG, 1, None, 10, None), 10, 9, id="target of a long position"),
-        pytest.param(("BTC", SHORT, 1, None, 10, None), -10, -9, id="target of a short position"),
-        pytest.param(("BTC", LONG, 1, None, None, 10), -10, -9, id="limit of a bid"),
-        pytest.param(("BTC", SHORT, 1, None, None, 10), 10, 9, id="limit of an ask"),
+        pytest.param(("BTC", LONG, 1, 10, None, None, None, []), -10, -9, id="stop of a long position"),
+        pytest.param(("BTC", SHORT, 1, 10, None, None, None, []), 10, 9, id="stop of a short position"),
+        pytest.param(("BTC", LONG, 1, None, 10, None, None, []), 10, 9, id="target of a long position"),
+        pytest.param(("BTC", SHORT, 1, None, 10, None, None, []), -10, -9, id="target of a short position"),
+        pytest.param(("BTC", LONG, 1, None, None, 10, None, []), -10, -9, id="limit of a bid"),
+        pytest.param(("BTC", SHORT, 1, None, None, 10, None, []), 10, 9, id="limit of an ask"),
+        pytest.param(("BTC", LONG, 1, None, None, None, None, [10, 20]), 10, 9, id="targets of a long position"),
+        pytest.param(("BTC", SHORT, 1, None, None, None, None, [20, 10]), -10, -9, id="targets of a short position"),
+        pytest.param(("BTC", LONG, 1, 12, None, None, 20, []), 9, 8, id="stop of a long position that follows"),
+        pytest.param(("BTC", SHORT, 1, 12, None, None, 20, []), -9, -8, id="stop of a short position that follows"),
     ],
 )
-def test_a_price_that_is_just_reached_is_within_the_ranges(
-    order: tuple[str, OrderSide, int, int | None, int | None, int | None], reached: int, missed: int
-) -> None:
+def test_a_price_that_is_just_reached_is_within_the_ranges(order: Drawn, reached: int, missed: int) -> None:
     account, rules = account_with([order]), replace(RULES, limit_fills="touch")
     assert account.positions or account.resting
     for shift, is_reached in ((reached, True), (missed, False)):
@@ -113,7 +125,7 @@ def test_a_price_that_is_just_reached_is_within_the_ranges(
 
 @pytest.mark.parametrize(("side", "shift"), [(LONG, -20), (SHORT, 20)])
 def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges(side: OrderSide, shift: int) -> None:
-    account = account_with([("BTC", side, 20, None, None, None)])
+    account = account_with([("BTC", side, 20, None, None, None, None, [])])
     quiet, worst = (moment_at(second, {"BTC": change, "ETH": 0}) for second, change in ((1, 0), (2, shift)))
     spare = equity(account, worst.marks) - maintenance(account, worst.marks, RULES.markets)
     poor = replace(account, realized=account.realized - spare)
@@ -126,7 +138,10 @@ def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges(sid
 
 
 def test_a_date_of_a_plan_and_an_hour_of_funding_that_are_just_reached_are_within_the_ranges() -> None:
-    account, moment = account_with([("BTC", LONG, 1, None, None, None)]), moment_at(3599, dict.fromkeys(PRICES, 0))
+    account, moment = (
+        account_with([("BTC", LONG, 1, None, None, None, None, [])]),
+        moment_at(3599, dict.fromkeys(PRICES, 0)),
+    )
     (position,) = account.positions.values()
     hour, instant = last_boundary(moment.at, RULES.funding_hours("BTC")), timedelta(milliseconds=1)
     for funded_until, time_exit, is_reached in (

@@ -184,6 +184,10 @@ export type AgentExitPlanInput = {
   invalidationPrice?: number | null | undefined
   /** ISO 8601 UTC time that closes it at any price.. ISO 8601 */
   timeExit?: string | null | undefined
+  /** How far behind the mark the stop follows it from now on. */
+  trailingDistance?: number | null | undefined
+  /** In place of all targets; an empty list removes them. */
+  targets?: PlannedTarget[] | null | undefined
   /** Id of the view behind the decision. */
   viewId: string
   /** 1 to 64 characters out of letters, digits, `.`, `_`, `:` and `-` */
@@ -244,7 +248,7 @@ export type AgentOrderInput = {
   quantity: number
   /** your own id of this order, 1 to 128 printable ASCII characters */
   clientOrderId: string
-  /** Default: market. */
+  /** Default: market. A limit order has a `limitPrice`. */
   type?: OrderType | null | undefined
   /** For limit orders only. */
   limitPrice?: number | null | undefined
@@ -252,6 +256,8 @@ export type AgentOrderInput = {
   leverage?: number | null | undefined
   /** Default: false. Only reduce the position; cut to its size. */
   reduceOnly?: boolean | null | undefined
+  /** Default: false. Refuse a limit order that would take from the book. */
+  postOnly?: boolean | null | undefined
   /** When to close what this order opens. */
   exitPlan?: PlannedExit | null | undefined
   /** How sure you are, in percent. */
@@ -758,7 +764,7 @@ export type Excursion = {
   interval?: '1m' | '1h' | undefined
 }
 
-/** When to close a position; every key is present, null if it is not set. */
+/** When to close a position; a key is null if it is not set, the last two are then absent. */
 export type ExitPlan = {
   stop: number | null
   target: number | null
@@ -766,9 +772,15 @@ export type ExitPlan = {
   invalidationPrice: number | null
   /** ISO 8601 */
   timeExit: string | null
+  trailingDistance?: number | undefined
+  targets?: Target[] | undefined
 }
 
-/** When to close the position. A null field is not set, so that a plan can be read and sent back. */
+/**
+ * When to close the position. A null field is not set, so that a plan can be read and sent back.
+ *
+ * The stop follows the mark at the `trailingDistance`, a difference of prices. `targets` are limits that rest.
+ */
 export type ExitPlanInput = {
   stop?: number | null | undefined
   target?: number | null | undefined
@@ -776,6 +788,8 @@ export type ExitPlanInput = {
   invalidationPrice?: number | null | undefined
   /** ISO 8601 */
   timeExit?: string | null | undefined
+  trailingDistance?: number | null | undefined
+  targets?: TargetInput[] | null | undefined
 }
 
 /**
@@ -1598,6 +1612,7 @@ export type OpenOrder = {
   quantity: number
   remaining: number
   limitPrice: number
+  reduceOnly?: boolean | undefined
   /** ISO 8601 */
   createdAt: string
 }
@@ -1725,6 +1740,8 @@ export type PlaceOrderInput = {
   leverage?: number | null | undefined
   /** Default: false. */
   reduceOnly?: boolean | null | undefined
+  /** Default: false. refuse a limit order that would take from the book */
+  postOnly?: boolean | null | undefined
   exitPlan?: ExitPlanInput | null | undefined
   confidence?: number | null | undefined
   /** 1 to 128 printable ASCII characters */
@@ -1748,6 +1765,14 @@ export type PlannedExit = {
   invalidationPrice?: number | null | undefined
   /** ISO 8601 */
   timeExit?: string | null | undefined
+  trailingDistance?: number | null | undefined
+  targets?: PlannedTarget[] | null | undefined
+}
+
+/** A limit on the winning side that closes a fraction of the position, as a maker. */
+export type PlannedTarget = {
+  price: number
+  fraction: number
 }
 
 /** A message of the portfolio stream. `snapshotsCreated` is the row count of the last snapshot job. */
@@ -2115,6 +2140,20 @@ export type StreamEvents = {
 export type StreamHealth = {
   subscribers: number
   capacity: number
+}
+
+/** A limit that closes a `fraction` of the position that the plan was set for; `quantity` of it is left. */
+export type Target = {
+  price: number
+  fraction: number
+  quantity?: number | undefined
+}
+
+/** A limit that closes a fraction of the position. `quantity` follows from it; a plan that was read has it. */
+export type TargetInput = {
+  price: number
+  fraction: number
+  quantity?: number | null | undefined
 }
 
 /** One tool call of a run. */
@@ -2514,7 +2553,7 @@ export type TraderProcedures = {
     input: AgentInput | undefined
     output: AccountOutput
   }
-  /** Place a market or limit order. One that may open a position needs a stop in `exitPlan`. The same `clientOrderId` gets the first answer again and trades once; with other contents it is refused. */
+  /** Place a market or limit order. One that may open a position needs a stop in `exitPlan`. A limit order rests until it fills or is canceled. */
   'agent.placeOrder': {
     input: AgentOrderInput
     output: DecisionOutput
@@ -2827,7 +2866,7 @@ export type TraderClient<TContext extends ClientContext = Record<never, never>> 
     getOrderBook: ProcedureClient<TContext, 'agent.getOrderBook'>
     /** Show the agent's account: its equity, margin, positions with exit plans, and open orders. */
     getAccount: ProcedureClient<TContext, 'agent.getAccount'>
-    /** Place a market or limit order. One that may open a position needs a stop in `exitPlan`. The same `clientOrderId` gets the first answer again and trades once; with other contents it is refused. */
+    /** Place a market or limit order. One that may open a position needs a stop in `exitPlan`. A limit order rests until it fills or is canceled. */
     placeOrder: ProcedureClient<TContext, 'agent.placeOrder'>
     /** Cancel a resting order; this needs no view. */
     cancelOrder: ProcedureClient<TContext, 'agent.cancelOrder'>

@@ -180,7 +180,7 @@ def describe(
         fees_percent=percent(sum(part.fees for part in closed), sum(max(part.gross or 0.0, 0.0) for part in closed)),
         flips=count_flips(positions),
         stops=_outcome([position for position in completed if position.stop is not None]),
-        targets=_outcome([position for position in completed if position.target is not None]),
+        targets=_outcome([each for each in completed if each.target is not None or each.reason == "target"]),
         plans_changed=sum(
             any(
                 change.symbol == position.symbol

@@ -397,7 +397,8 @@ async def select_changes(conn: Connection) -> Changes:
 SELECT_POSITION_PARTS = f"""
 SELECT o.run_id, o.symbol, o.side = 'LONG' AS is_long, o.quantity::float8, o.entry_notional::float8,
        o.exit_notional::float8, o.gross_pnl::float8 AS gross, o.fees::float8, o.net_pnl::float8 AS net,
-       o.close_reason AS reason, o.stop::float8, o.target::float8, o.opened_at, o.closed_at,
+       o.close_reason AS reason, o.stop::float8,
+       coalesce(o.target, (o.targets::json->0->>'price')::numeric)::float8 AS target, o.opened_at, o.closed_at,
        coalesce(m.lowest, h.lowest) AS lowest, coalesce(m.highest, h.highest) AS highest
 FROM orders o
 {JOIN_EXTREMES}

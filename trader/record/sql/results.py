@@ -138,8 +138,8 @@ async def select_baselines_of(conn: Connection, ids: Sequence[str]) -> list[asyn
 # A fill that closes a position, or a part of it, has the last planned prices of that position.
 SELECT_SPAN_FILLS = """
 SELECT f.account_id, f.sequence, f.run_id, f.order_id, f.request_id, f.symbol, f.side, f.quantity, f.price, f.fee,
-       f.liquidation_fee, f.maker, f.cause, coalesce(q.answer @> '{"manual": true}', false) AS manual, o.stop, o.target,
-       f.created_at
+       f.liquidation_fee, f.maker, f.cause, coalesce(q.answer @> '{"manual": true}', false) AS manual, o.stop,
+       coalesce(o.target, (o.targets::json->0->>'price')::numeric) AS target, f.created_at
 FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS s (account_id, after, until)
 JOIN fills f ON f.account_id = s.account_id AND f.sequence > s.after AND f.sequence <= s.until
 LEFT JOIN order_requests q ON q.id = f.request_id

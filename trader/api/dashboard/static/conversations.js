@@ -6,7 +6,7 @@ import { lettersOf } from './charts.js'
 import { Choice, DeclaredBadge, Moment, Pending, ModelName, Panel, Select, Time, useStages } from './components.js'
 import { inkOn, onGround } from './colors.js'
 import { merged } from './events.js'
-import { number, price, quantity, span, times, whole } from './format.js'
+import { number, percent, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { distinctName, useModels } from './models.js'
 import { useLive, useRuns } from './store.js'
@@ -387,9 +387,12 @@ function Call({ one: { type, status, decisions, raw, results = [] } }) {
 }
 
 function wordsOf(type, decision) {
+  const { stop, target, trailingDistance, targets } = decision.exitPlan ?? decision
   const plan = [
-    ['stop', decision.stop],
-    ['target', decision.target],
+    ['stop', stop],
+    ['following at', trailingDistance],
+    ['target', target],
+    ...(targets ?? []).map(each => [`limit for ${percent(100 * each.fraction, 0)}`, each.price]),
   ]
     .filter(([, value]) => value != null)
     .map(([name, value]) => `${name} ${price(value)}`)

@@ -108,12 +108,13 @@ function Details({ entry, trade }) {
 
 /** The last exit plan compared with the outcome; R is the profit in multiples of the loss at the stop. */
 function Plan({ trade }) {
-  const { stop, target, invalidation, invalidationPrice, timeExit } = trade.exitPlan
+  const { stop, target, invalidation, invalidationPrice, timeExit, trailingDistance, targets = [] } = trade.exitPlan
   const away = level => (level == null ? 'not set' : `${price(level)} (${signedPercent(gainPercentAt(trade, level))})`)
   const rows = [
     ['Entry', price(trade.entryPrice)],
-    ['Stop', away(stop)],
+    ['Stop', `${away(stop)}${trailingDistance ? `, ${price(trailingDistance)} behind the best mark` : ''}`],
     ['Target', away(target)],
+    ...targets.map(each => [`Limit for ${percent(100 * each.fraction, 0)}`, away(each.price)]),
     [
       'Invalidation',
       invalidationPrice == null
