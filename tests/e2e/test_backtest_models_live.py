@@ -151,8 +151,8 @@ from decimal import Decimal
 import msgspec
 
 from trader.strategies import (
-    CancelOrder, ClosePosition, CreatePosition, Holding, PlaceOrder, PlacePair, PlannedExit, Side, Strategy,
-    UpdateExitPlan,
+    CancelOrder, ClosePosition, CreatePosition, Holding, PlaceOrder, PlacePair, PlannedExit, PlannedTarget, Side,
+    Strategy, UpdateExitPlan,
 )
 
 
@@ -183,13 +183,22 @@ class Watcher(Strategy):
         if minute % 10 in (1, 7):
             yield PlaceOrder(
                 symbol="BTC", side="buy", quantity=0.01, type="limit", limit_price=float(price) * 0.9996, leverage=2,
-                client_order_id=f"bid-{view.at:%H%M}", exit_plan=PlannedExit(stop=float(price) * 0.99),
+                client_order_id=f"bid-{view.at:%H%M}", post_only=minute % 10 == 7,
+                exit_plan=PlannedExit(
+                    stop=float(price) * 0.99, trailing_distance=float(price) * 0.001,
+                    targets=[PlannedTarget(price=float(price) * far, fraction=0.3) for far in (1.0002, 1.0006, 1.1)],
+                ),
             )
         if minute % 7 == 2 and view.position("ETH") is None:
             price = view.markets["ETH"].price
             yield Holding(reason="the reason comes before the order")
             yield CreatePosition(symbol="ETH", side=Side.LONG, quantity=1, leverage=3, stop=price * 98 / 100,
-                                 invalidation="none", confidence=50)
+                                 invalidation="none", confidence=50,
+                                 targets=[PlannedTarget(price=float(price) * 1.0004, fraction=0.5)])
+        if minute % 7 == 3:
+            for held in view.positions:
+                yield UpdateExitPlan(symbol=held.symbol, stop=float(held.mark) * 0.98,
+                                     trailing_distance=float(held.mark) * 0.0005)
         if minute % 7 == 5:
             yield ClosePosition(symbol="ETH")
         if minute % 7 == 6:
@@ -344,7 +353,7 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
         assert sorted((float(price), float(quantity)) for _, price, quantity, _ in await fills_of(dsn)) == sorted(
             (price, quantity) for *_, quantity, price, _, _, _ in fills
         )
-        assert {cause for *_, cause in fills} >= {"limit", "order"}
+        assert {cause for *_, cause in fills} >= {"limit", "order", "stop", "target"}
         assert {tuple(pair) for pair in pairs} == {("ok", 2), ("rejected", 1), ("rejected", 2)}, "by guard and exchange"
         return states, seen
 

@@ -45,7 +45,7 @@ from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.domain.ledger import unopened_account
-from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType, PlanTarget
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.halts import Halts
 from trader.exchange.paper import PaperExchange
@@ -72,7 +72,7 @@ START: Final = datetime(2025, 1, 1, 12, 59, 50, tzinfo=UTC)
 QUIET: Final = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 STOPPED: Final = {**QUIET, "BTC": "92500"}
 STOP: Final = Decimal(93000)
-PLAN: Final = ExitPlan(stop=STOP)
+PLAN: Final = ExitPlan(stop=STOP, targets=(PlanTarget(price=Decimal(99_000), fraction=Decimal("0.5")),))
 MODEL: Final = "ada"
 AGENT: Final = "scout"
 OTHER_AGENT: Final = "ranger"

@@ -42,8 +42,8 @@ _LOOK_SOON, _LOOK_RARELY, _IDLE_SHARE = timedelta(seconds=8), timedelta(seconds=
 """How often a followed account is compared, since pushed changes may get lost: rarely once much of the venue's limit is
 used, unless something was pushed or differs."""
 
-_ORDERS_KEPT: Final = 8
-"""Room for an entry with its stop and target, for a stop and target that replace others, and for three limits."""
+_ORDERS_KEPT: Final = 5
+"""Room for an entry with its stop and target, and for a stop and target that replace others."""
 
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""

@@ -1,5 +1,6 @@
 """The guard: each rule at its boundary, and no order beyond the limits for any decision."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     PlacePair,
     PlannedExit,
+    PlannedTarget,
     UpdateExitPlan,
     call_type,
     decode,
@@ -41,7 +43,7 @@ from trader.agents.domain.view import VariantLimits
 from trader.core.clock import EPOCH, INPUT_TIME_MAX
 from trader.exchange.domain.account import Account, Position, Run
 from trader.exchange.domain.ledger import row_id
-from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderType, Side
+from trader.exchange.domain.orders import ExitPlan, OrderSide, OrderType, PlanTarget, Side
 from trader.market.domain.markets import MARKETS
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
@@ -306,6 +308,26 @@ def test_plan_without_a_stop_is_refused() -> None:
     assert verdict.rule == "stop"
 
 
+def test_targets_stay_unless_others_or_none_are_given() -> None:
+    resting = PlanTarget(price=Decimal(110_000), fraction=Decimal("0.5"), quantity=Decimal("0.05"))
+    plan = ExitPlan(stop=Decimal(90_000), trailing_distance=Decimal(5_000), targets=(resting,))
+    now = context(held("BTC", Side.LONG, "0.1", exit_plan=plan))
+
+    def changed(**fields: Any) -> ExitPlan | GuardRefusal:
+        return judge_plan(UpdateExitPlan(symbol="BTC", **fields), "BTC", now, LIMITS)
+
+    assert changed(stop=91_000.0) == msgspec.structs.replace(plan, stop=Decimal(91_000))
+    assert changed(targets=[]) == msgspec.structs.replace(plan, targets=())
+    other = PlanTarget(price=Decimal(120_000), fraction=Decimal(1))
+    given = PlannedTarget(price=120_000.0, fraction=1.0)
+    assert changed(targets=[given]) == msgspec.structs.replace(plan, targets=(other,))
+    refusal = changed(targets=[given, given])
+    assert refusal == GuardRefusal("targets", "The fractions of the targets add up to 2; at most 1.")
+    refusal = changed(trailing_distance=1e6)
+    assert isinstance(refusal, GuardRefusal)
+    assert (refusal.rule, refusal.reason[:29]) == ("trailingDistance", "The trailingDistance 1000000 ")
+
+
 def order(symbol: str, side: Literal["buy", "sell"], quantity: float, **more: Any) -> PlaceOrder:
     stop = {"buy": 1.0, "sell": 1e9}[side]
     return PlaceOrder(symbol=symbol, side=side, quantity=quantity, exit_plan=PlannedExit(stop=stop), **more)
@@ -499,6 +521,23 @@ def test_schemas_are_strict_and_fit_the_structs() -> None:
             assert described.keys() <= {"type", "enum", "anyOf", "description", "items"}
             nullable = any(option == {"type": "null"} for option in described.get("anyOf", ()))
             assert nullable is (fields[name].default is None), "what may be absent is nullable, as strict schemas need"
+            assert all(map(is_closed, objects_in(described)))
+
+
+def objects_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects within a schema."""
+    if isinstance(schema, dict):
+        if "properties" in schema:
+            yield schema
+        for each in schema.values():
+            yield from objects_in(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from objects_in(each)
+
+
+def is_closed(schema: dict[str, Any]) -> bool:
+    return schema["additionalProperties"] is False and schema["required"] == list(schema["properties"])
 
 
 def test_strict_calls_decode_with_nulls_for_omitted_fields() -> None:

@@ -172,11 +172,24 @@ async def test_an_account_shows_its_books(desk: PaperBench) -> None:
 
 
 async def test_an_exit_plan_can_be_read_and_sent_back(desk: PaperBench) -> None:
-    await desk.order(leverage=5, exitPlan={"stop": 93000.5, "timeExit": "2025-01-02T12:00:00Z"})
+    plan = {"stop": 93000.5, "timeExit": "2025-01-02T12:00:00Z", "trailingDistance": 900}
+    targets = [{"price": 96000, "fraction": 0.25}, {"price": 97000, "fraction": 0.5}]
+    await desk.order(leverage=5, exitPlan={**plan, "targets": targets})
     (position,) = (await desk.account())["positions"]
+    shown = position["exitPlan"]
+    assert (shown["stop"], shown["trailingDistance"]) == (93100, 900), "94000 less the distance"
+    assert shown["targets"] == [{**targets[0], "quantity": 0.025}, {**targets[1], "quantity": 0.05}]
     await desk.order(accountId="copy", leverage=5, exitPlan=position["exitPlan"])
     (copied,) = (await desk.account("copy"))["positions"]
     assert copied["exitPlan"] == position["exitPlan"]
+
+
+async def test_a_post_only_order_is_refused_by_its_book_and_a_market_order_cannot_be_one(desk: PaperBench) -> None:
+    taking = await desk.order(type="limit", limitPrice=95000, postOnly=True)
+    assert taking["reason"] == "post-only: a buy at 95000 would take from the book, whose best ask is 94000.1"
+    rests = await desk.order(type="limit", limitPrice=93000, postOnly=True)
+    assert rests["status"] == "resting"
+    assert "a market order always takes" in str(await desk.order(400, postOnly=True))
 
 
 async def test_an_unopened_account_is_shown_but_not_stored(desk: PaperBench) -> None:

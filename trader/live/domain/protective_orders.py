@@ -88,8 +88,7 @@ def terms_of_plan(position: Position, plan: ExitPlan, market: Market) -> list[Pr
     """Return the terms for the plan of a position, its several targets included."""
     symbol, side = position.symbol, CLOSING_SIDE[position.side]
     limits = [
-        ProtectiveTerms(symbol, VenueOrderType.LIMIT, side, target.quantity, round_to(target.price, market.tick))
-        for target in plan.targets
+        ProtectiveTerms(symbol, VenueOrderType.LIMIT, side, target.quantity, target.price) for target in plan.targets
     ]
     return terms_of(symbol, side, position.quantity, plan, market) + limits
 
