@@ -135,6 +135,9 @@ async def test_a_context_is_asked_for_or_stated(database: Database, fields: dict
     (record,) = await cycles(database, server, 1, **fields)
     assert (record.invocation.status, server.refused, server.shown()["4h"]) == ("completed", 0, False)
     assert server.bodies[-1]["max_tokens"] >= 256
+    names = {tool["function"]["name"] for tool in server.bodies[-1]["tools"]}
+    assert "createPosition" in names
+    assert not {"placeOrder", "cancelOrder"} & names, "there is no room for them"
 
 
 async def test_a_context_that_nothing_fits_into_fails_with_the_figures(database: Database) -> None:
@@ -169,7 +172,7 @@ async def test_calls_as_json_are_executed(database: Database, fence: str) -> Non
     (record,) = await cycles(database, server, 1, calls="json")
     body, schema = server.bodies[0], server.bodies[0]["response_format"]["json_schema"]["schema"]
     assert not {"tools", "tool_choice"} & body.keys()
-    assert len(schema["properties"]["calls"]["items"]["anyOf"]) == 7
+    assert len(schema["properties"]["calls"]["items"]["anyOf"]) == 9
     assert "createPosition {symbol, side, quantity" in body["messages"][0]["content"]
     assert [call.type for call in record.tool_calls[:2]] == ["CREATE_POSITION", "NOTE"]
     assert record.tool_calls[0].status == "ok"

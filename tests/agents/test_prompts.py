@@ -146,6 +146,6 @@ async def test_prompts_fit_their_token_limit_and_repeat_the_previous_cycles_begi
     count = openai.o200k_base().count
     for prompts in (await replayed_prompts(database, FOLDER, start, timedelta(minutes=9))).values():
         assert len(prompts) >= 9
-        assert count(prompts[0]) <= 3_900
-        assert max(count(prompt) for prompt in prompts[::5]) <= 6_000
+        assert count(prompts[0]) <= 4_800
+        assert max(count(prompt) for prompt in prompts[::5]) <= 6_800
         assert fmean(kept_part(before, after) for before, after in pairwise(prompts)) >= 0.85

@@ -5,11 +5,14 @@ import logging
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from trader.agents.domain.as_written import contains_tool_call
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, refusal_in
 from trader.agents.domain.messages import tool_message
 from trader.agents.domain.models import Model
 from trader.agents.domain.prompt import SHORTENINGS, estimated_tokens, json_text, opening_messages
+from trader.agents.domain.tools import RESTING_TOOLS
 from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN
@@ -42,6 +45,9 @@ CUT_SHARE: Final = 0.85
 TOKENS_BY_ESTIMATE_MIN: Final = 0.75
 """The estimate is at most so much too high, for any tokenizer."""
 CALIBRATION_ERROR: Final = 0.03
+
+ROOMY_CONTEXT: Final = 8_192
+"""In a context of fewer tokens, the tools of resting orders would leave no room for the view."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -142,7 +148,7 @@ class Conversation:
         """
         while True:
             turn = Turn(
-                model=self._model,
+                model=self._asked,
                 temperature=temperature_of(self._model),
                 number=number,
                 view=self.view,
@@ -222,7 +228,16 @@ class Conversation:
         return round(self._estimated_tokens(messages) * (self._learned.tokens_by_estimate or 1.0))
 
     def _estimated_tokens(self, messages: list[ChatMessage]) -> int:
-        return estimated_tokens(messages, tuple(self.view.markets), self._model.configuration.tools_off)
+        return estimated_tokens(messages, tuple(self.view.markets), self._asked.configuration.tools_off)
+
+    @property
+    def _asked(self) -> Model:
+        """The model, without the tools for which a small context has no room."""
+        model, configuration = self._model, self._model.configuration
+        if self.context_tokens is None or self.context_tokens >= ROOMY_CONTEXT:
+            return model
+        off = (*configuration.tools_off, *RESTING_TOOLS)
+        return msgspec.structs.replace(model, configuration=msgspec.structs.replace(configuration, tools_off=off))
 
     async def renew_view(self) -> None:
         """Show the model the current markets and its current account."""

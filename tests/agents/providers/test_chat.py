@@ -45,7 +45,8 @@ async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeC
     assert body["messages"] == TURN.messages
     assert body["max_tokens"] == 1000
     assert [tool["function"]["name"] for tool in body["tools"]] == [
-        "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "fetchOrderBook", "note",
+        "createPosition", "closePosition", "updateExitPlan", "placeOrder", "cancelOrder", "fetchIndicators",
+        "fetchOrderBook", "note",
         "holding",
     ]  # fmt: skip
     assert all(tool["function"]["strict"] for tool in body["tools"])

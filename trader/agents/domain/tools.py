@@ -316,6 +316,9 @@ PLACE_ORDER: Final = "placeOrder"
 ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition", PLACE_ORDER})
 """The tools that place an order; `holding` is refused in the same answer."""
 
+RESTING_TOOLS: Final = (PLACE_ORDER, "cancelOrder")
+"""The tools of orders that rest."""
+
 TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
     name: msgspec.convert(re.sub("([A-Z])", r"_\1", name).upper(), ToolCallType)
     for name in TOOLS
