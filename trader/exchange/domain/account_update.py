@@ -411,7 +411,7 @@ class AccountUpdate:
         for target in sorted(plan.targets, key=lambda target: side.direction * target.price):
             price = (ceil_to if side is Side.LONG else floor_to)(target.price, market.tick)
             fractions += target.fraction
-            until = quantity if fractions == ONE else floor_to(quantity * fractions, market.lot)
+            covered = quantity if fractions == ONE else floor_to(quantity * fractions, market.lot)
             ahead = ahead_at(quote, closing, price) if quote and self.rules.limit_fills == "queue" else ZERO
             if targets and targets[-1].price == price:  # two at one price are one
                 before = targets.pop()
@@ -419,9 +419,9 @@ class AccountUpdate:
                 fraction = before.fraction + target.fraction
             else:
                 fraction = target.fraction
-            if until > closed:
-                targets.append(PlanTarget(price=price, fraction=fraction, quantity=until - closed, ahead=ahead))
-            closed = until
+            if covered > closed:
+                targets.append(PlanTarget(price=price, fraction=fraction, quantity=covered - closed, ahead=ahead))
+            closed = covered
         return msgspec.structs.replace(plan, targets=tuple(targets))
 
     def replan(self, position: Position, plan: ExitPlan) -> Position:
