@@ -123,6 +123,14 @@ def test_a_price_that_is_just_reached_is_within_the_ranges(order: Drawn, reached
         assert is_unaffected(account, price_ranges([moment]), rules) is not is_reached
 
 
+@pytest.mark.parametrize(("side", "gain"), [(LONG, 9), (SHORT, -9)])
+def test_the_best_mark_on_the_way_draws_a_stop_that_follows(side: OrderSide, gain: int) -> None:
+    account = account_with([("BTC", side, 1, 12, None, None, 20, [])])
+    there, back = moment_at(1, {"BTC": gain, "ETH": 0}), moment_at(2, {"BTC": 0, "ETH": 0})
+    assert not is_unaffected(account, price_ranges([there, back]), RULES)
+    assert is_unaffected(account, price_ranges([back]), RULES)
+
+
 @pytest.mark.parametrize(("side", "shift"), [(LONG, -20), (SHORT, 20)])
 def test_equity_that_just_equals_the_maintenance_margin_is_within_the_ranges(side: OrderSide, shift: int) -> None:
     account = account_with([("BTC", side, 20, None, None, None, None, [])])
