@@ -409,7 +409,7 @@ class AccountUpdate:
         targets: list[PlanTarget] = []
         fractions = closed = ZERO
         for target in sorted(plan.targets, key=lambda target: side.direction * target.price):
-            price = (ceil_to if side is Side.LONG else floor_to)(target.price, market.tick)
+            price = (ceil_to if side is Side.LONG else floor_to)(target.price, market.tick_at(target.price))
             fractions += target.fraction
             covered = quantity if fractions == ONE else floor_to(quantity * fractions, market.lot)
             ahead = ahead_at(quote, closing, price) if quote and self.rules.limit_fills == "queue" else ZERO
