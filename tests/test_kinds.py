@@ -42,7 +42,7 @@ LIMITED: Final[dict[str, str]] = {
     "a figure of a strategy, a statistic or a simulated market, which refuses nothing": """
         agents/budgets.py agents/domain/prompt.py agents/domain/rules/apex.py agents/domain/rules/contrarian.py
         agents/domain/rules/sovereign.py agents/domain/rules/trendsurfer.py backtest/domain/selection.py
-        exam/domain/law.py exam/domain/scores.py market/sources/books.py market/sources/minute_paths.py
+        exam/domain/scores.py exam/domain/worlds.py market/sources/books.py market/sources/minute_paths.py
         portfolio/domain/evidence.py
     """,
     "how much is printed, shown or logged of something": """
@@ -77,8 +77,7 @@ KEPT: Final[dict[str, str]] = {
     """,
     "compared with a replay of the service in e2e/test_backtest_live.py": """
         backtest/market.py:__getitem__ backtest/market.py:_columns backtest/market.py:_of_whole_windows
-        backtest/market.py:indicator_history backtest/market.py:indicators backtest/market.py:moment
-        backtest/market.py:observe backtest/market.py:shown backtest/market.py:vwaps
+        backtest/market.py:indicators backtest/market.py:shown backtest/market.py:vwaps
     """,
     "compared with a fresh computation in agents/test_entrants.py": """
         agents/entrants.py:_configuration agents/entrants.py:enter
