@@ -694,7 +694,8 @@ CREATE TABLE IF NOT EXISTS strategy_states (
 CREATE TABLE IF NOT EXISTS halts (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     account_id text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
-    cause      text NOT NULL CHECK (cause IN ('operator', 'daily loss', 'drawdown', 'hourly bound', 'reconciliation')),
+    cause      text NOT NULL CHECK (cause IN ('operator', 'daily loss', 'drawdown', 'hourly bound', 'reconciliation',
+                                                'ladder')),
     reason     text NOT NULL CHECK (reason <> ''),
     halted_by  text NOT NULL CHECK (halted_by <> ''),
     halted_at  timestamptz NOT NULL DEFAULT now(),
@@ -811,3 +812,19 @@ CREATE TABLE IF NOT EXISTS fill_drift (
     FOREIGN KEY (account_id, sequence) REFERENCES fills (account_id, sequence),
     CHECK ((paper_price IS NULL) = (drift_bps IS NULL))
 );
+
+-- What an order in shadow would have met: it was signed, and never sent. `paper_price` is null if paper did not fill it.
+-- `drift_bps` compares the book 300 ms later with paper, `later_bps` the one after a second; positive: worse than paper.
+CREATE TABLE IF NOT EXISTS shadow_drift (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    account_id  text NOT NULL,
+    symbol      text NOT NULL,
+    side        text NOT NULL CHECK (side IN ('buy', 'sell')),
+    quantity    amount  NOT NULL CHECK (quantity > 0),
+    paper_price amount  CHECK (paper_price > 0),
+    drift_bps   amount ,
+    later_bps   amount ,
+    signed      text NOT NULL, -- the digest of the signed transaction
+    sent_at     timestamptz NOT NULL
+);
+CREATE INDEX IF NOT EXISTS shadow_drift_by_account ON shadow_drift (account_id, sent_at);

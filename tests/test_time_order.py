@@ -41,6 +41,7 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "exchange/domain/tick_rules.py": ("hours of funding, a market's end, a plan's own date, a book after its order", 8),
     "exchange/service_level.py": ("how many were refused in a window, for display", 1),
     "exchange/tick_processor.py": ("ticks of one dating: a jump first dates them anew", 10),
+    "live/ladder.py": ("how old a certificate is, in days", 1),
     "live/domain/ledger.py": ("hours of funding, up to the venue's own", 2),
     "live/ledger.py": ("hours of funding, by the venue's clock", 3),
     "live/market.py": ("the age of a book; a clock set back reconnects", 4),

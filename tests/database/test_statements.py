@@ -62,6 +62,7 @@ UNORDERED = {
     "database.leadership.HOLD_TERM",
     "agents.models.SELECT_RECORDED_MODEL", "agents.models.UPDATE_MODEL_DEADLINE", "agents.models.UPDATE_MODEL_DECLARED",
     "agents.models.UPSERT_MODEL",
+    "live.ladder.SELECT_SHOWN",
     "live.venue_orders.SELECT_VENUE_INDEXES", "live.venue_orders.SELECT_VENUE_TRADES",
     "market.candles.SELECT_LAST_MINUTES",
 }  # fmt: skip

@@ -51,6 +51,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getLeaderboard", {"window": "30d", "sortBy": "maxDrawdown", "variant": "Contrarian"}),
     ("analytics.getFailures", {}),
     ("operations.getActivity", {}),
+    ("operations.getLadder", {}),
     ("analytics.getRunInfo", {}),
     ("variants.getVariants", {}),
     ("variants.getVariantStats", {}),

@@ -50,6 +50,7 @@ from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.halts import Halts
 from trader.exchange.paper import PaperExchange
 from trader.exchange.sql import halts as halts_store
+from trader.live.approvals import Approvals
 from trader.market.candles import Candles
 from trader.market.domain.markets import Quote, Tick
 from trader.market.feed import MarketFeed
@@ -229,6 +230,7 @@ class Process:
             desk=self.agents.external,
             candles=Candles(database, self.market, settings),
             operations=self.operations,
+            approvals=Approvals(database, settings.ladder_file, settings.venue),
         )
         self.baselines = Baselines(database, self.exchange, self.market, clock, settings)
         self.lock = SwitchLock(arena)

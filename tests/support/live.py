@@ -44,6 +44,7 @@ from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
 from trader.live.hyperliquid.account import HyperliquidAccounts
 from trader.live.hyperliquid.api import HyperliquidApi
+from trader.live.ladder import Ladder, read_ladder
 from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.api import LighterApi
@@ -65,6 +66,28 @@ MARKETS: Final = {
 """The fake venue's markets."""
 SYNCHRONIZATIONS_MAX: Final = 5
 """How many synchronizations it takes at most until the venue shows what has happened before."""
+
+
+LADDER = """
+[shadow]
+days = 1
+fills = 1
+drawdown_percent = 20
+
+[testnet]
+days = 1
+fills = 1
+drawdown_percent = 10
+drift_p95_bps = 20
+caps = { order = 100000, account = 200000, day = 300000, total = 250000 }
+
+[live]
+days = 1
+fills = 1
+drawdown_percent = 5
+drift_p95_bps = 20
+caps = { order = 10000, account = 20000, day = 30000, total = 25000 }
+"""
 
 
 class PlainRefusal(Exception):
@@ -187,6 +210,7 @@ class Bench:
         self.bus: EventBus
         self.exchange: LiveExchange
         self.halts: Halts
+        self.ladder: Ladder | None = None
 
     async def start(self, **settings: str) -> None:
         self.bus = EventBus()
@@ -201,14 +225,21 @@ class Bench:
             self.venue_accounts = LighterAccounts(chosen, self.budget, make_signer=PlainSigner, pause_s=0.001)
         self.halts = Halts(self.database, self.clock, self.bus)
         await self.halts.load()
+        self.ladder = self._ladder(chosen)
         self.writer = LedgerWriter(self.database)
         context = LiveContext(
             database=self.database, market=self.market, clock=self.clock, settings=chosen,
             accounts=Accounts(self.database, self.writer, self.bus), events=self.bus, venue=self.venue_accounts,
-            halts=self.halts, drift=DriftRecorder(self.database),
+            halts=self.halts, drift=DriftRecorder(self.database), ladder=self.ladder,
         )  # fmt: skip
         self.exchange = LiveExchange(context)
         await self.exchange.lead()
+
+    def _ladder(self, settings: Settings) -> Ladder | None:
+        if settings.ladder_file is None:
+            return None
+        file = read_ladder(settings.ladder_file, self.source.markets.values())
+        return Ladder(self.database, self.clock, self.halts, self.bus, file, settings)
 
     async def kill(self) -> None:
         """End as in a power cut: nothing more is sent or written, whatever is pending."""

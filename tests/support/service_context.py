@@ -7,6 +7,7 @@ from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices
 from trader.api.context import Context
 from trader.database.relay import RelayReader
+from trader.live.approvals import Approvals
 from trader.market.candles import Candles
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
@@ -33,4 +34,5 @@ def make_context(services: AgentServices, leader: RelayReader | None = None) -> 
         desk=agents.external,
         candles=Candles(database, market, settings),
         operations=make_operations(database, exchange, clock, settings),
+        approvals=Approvals(database, settings.ladder_file, settings.venue),
     )

@@ -19,6 +19,7 @@ from trader.database.relay import RelayReader
 from trader.exchange.accounts import Accounts
 from trader.exchange.halts import Halts
 from trader.exchange.protocol import Exchange
+from trader.live.approvals import Approvals
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
 from trader.operations.access import Access
@@ -45,6 +46,7 @@ class Context:
     desk: ExternalAgents
     candles: Candles
     operations: OperatorCommands
+    approvals: Approvals
 
 
 class Role(Protocol):

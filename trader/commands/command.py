@@ -37,6 +37,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "halt": "operate",
         "resume": "operate",
         "flatten": "operate",
+        "ladder": "ladder",
+        "approve": "ladder",
         "venue-close": "venue",
         "rehearse": "venue",
         "models": "models",

@@ -397,6 +397,7 @@ async def _with_halts(database: Database, result: Result) -> Result:
     lines = list(result.lines)
     for halt in halts:
         lift = "trader resume" if halt.account_id is None else f"trader resume --account {halt.account_id}"
+        lift = f"trader approve {halt.account_id}" if halt.cause is HaltCause.LADDER else lift
         lines.append(f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with `{lift}`")
     if not halts:
         lines.append("Nothing is halted.")

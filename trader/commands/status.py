@@ -30,6 +30,7 @@ from trader.database.pool import Connection
 from trader.database.relay import LeaderView, select_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
+from trader.live.approvals import Approvals
 from trader.operations.domain.alarms import AlarmCause, Notice
 from trader.operations.notifications import make_sinks
 from trader.operations.sql.status import (
@@ -102,7 +103,7 @@ async def status(options: argparse.Namespace) -> Result:
         return Result({"troubles": troubles, "health": health, "status": None, "halts": None}, lines, EXIT_FAILED)
 
 
-async def _describe_target(health: Health, _: argparse.Namespace, target: TargetDatabase) -> Result:
+async def _describe_target(health: Health, options: argparse.Namespace, target: TargetDatabase) -> Result:
     halts, unread_halts = await _read(target, select_halts)
     facts, unread_facts = await _read(target, select_service_facts)
     alarms, unread_alarms = await _read_alarms(target, health)
@@ -118,9 +119,20 @@ async def _describe_target(health: Health, _: argparse.Namespace, target: Target
     text = _describe_health(health)
     if health.report is not None and not target.is_served:
         text += ", but none leads on this database"
-    lines = [f"health      {text}", *_describe(facts), *(f"NOT well    {trouble}" for trouble in troubles)]
+    known = [*_describe(facts), *await _describe_ladder(options, target)]
+    lines = [f"health      {text}", *known, *(f"NOT well    {trouble}" for trouble in troubles)]
     value = {"troubles": troubles, "health": health, "status": facts, "halts": halts, "alarms": alarms}
     return Result(value, lines if troubles else [*lines, "all well"], EXIT_FAILED if troubles else EXIT_DONE)
+
+
+async def _describe_ladder(options: argparse.Namespace, target: TargetDatabase) -> list[str]:
+    """Return where each entrant stands on the ladder; nothing without LADDER_FILE."""
+    try:
+        file, venue = read_some(os.environ, options.env_file, "ladder_file", "venue")
+        found = {} if file is None else await Approvals(target.database, file, venue).standings()
+    except (SettingsError, Unavailable) as error:
+        return [f"ladder      unknown: {error}"]
+    return [f"ladder      {name} on {each.step}: {each}" for name, each in found.items()]
 
 
 async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence[AlarmFiring], list[str]]:

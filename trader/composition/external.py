@@ -21,6 +21,7 @@ from trader.database.schema import apply_schema, require_schema, schema_version,
 from trader.exchange.sql.accounts import insert_seed, select_identity, select_seed
 from trader.exchange.sql.halts import select_halts
 from trader.live.budget import RequestBudget
+from trader.live.ladder import read_ladder
 from trader.live.rehearsals import require_rehearsal
 from trader.live.venue import VenueAccounts
 from trader.live.venues import VENUES
@@ -131,6 +132,8 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
     stack.push_async_callback(source.close)
     live_account = None if accounts is None else accounts.default_account
     dsn = await _find_dsn(settings, source, live_account, stack)
+    if settings.ladder_file is not None:
+        read_ladder(settings.ladder_file, source.markets.values())
     lines = [f"settings: valid, {settings.trading_mode}{where}"]
     if dsn is None:
         require_provider(settings)

@@ -41,8 +41,10 @@ from trader.exchange.paper import PaperExchange
 from trader.exchange.protocol import Exchange
 from trader.exchange.read_only import ReadOnlyExchange
 from trader.exchange.sql.accounts import select_lived_until
+from trader.live.approvals import Approvals
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.ladder import Ladder, read_ladder
 from trader.live.ledger import LiveContext
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
@@ -172,9 +174,18 @@ def _make_exchange(base: _Foundations) -> Exchange:
         return PaperExchange(base.database, market, clock, settings, accounts, halts)
     context = LiveContext(
         database=base.database, market=market, clock=clock, settings=settings, accounts=accounts, events=base.events,
-        venue=venue, halts=halts, drift=DriftRecorder(base.database),
+        venue=venue, halts=halts, drift=DriftRecorder(base.database), ladder=_make_ladder(base),
     )  # fmt: skip
     return LiveExchange(context)
+
+
+def _make_ladder(base: _Foundations) -> Ladder | None:
+    """Return the ladder of a live service; None without LADDER_FILE. Raise `SettingsError` for a contradictory one."""
+    if (path := base.settings.ladder_file) is None:
+        log.warning("LIVE: LADDER_FILE is not set: no step was proven, and no cap in USD applies")
+        return None
+    file = read_ladder(path, base.external.source.markets.values())
+    return Ladder(base.database, base.clock, base.halts, base.events, file, base.settings)
 
 
 def _make_trading(base: _Foundations, exchange: Exchange) -> TradingParts:
@@ -226,6 +237,7 @@ def _make_context(base: _Foundations, shared: AgentServices, operations: Operato
         desk=agents.external,
         candles=Candles(database, market, settings),
         operations=operations,
+        approvals=Approvals(database, settings.ladder_file, settings.venue),
     )
 
 

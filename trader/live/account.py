@@ -21,7 +21,7 @@ from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.halts import may_open
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.exchange.domain.tick_rules import Moment
-from trader.exchange.domain.venue_orders import SentOrder, SentStatus
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueOrder
 from trader.exchange.idempotent_orders import first_answer, refusal_of_price
 from trader.live.domain.protective_orders import protection_of, venue_order
 from trader.live.exits import Exits
@@ -97,13 +97,17 @@ class LiveAccount:
             unready = await self._refusal_unless_ready()
             if (earlier := await self._earlier_answer(order)) is not None:
                 return earlier
-            if (refusal := unready or self._refusal(order)) is not None:
+            refusal = unready or self._refusal(order)
+            if refusal is None and (ladder := self._context.ladder) is not None:
+                sending, marks = self._sending_of(order), self._context.market.marks
+                refusal = await ladder.refusal(self.account_id, sending, marks)
+                refusal = refusal or self._refusal(order)  # the market and the halts went on
+            if refusal is not None:
                 return await self._refuse(order, refusal)
             account, market = self._ledger.account, self._context.rules.markets[order.symbol]
-            quote = self._context.market.quotes()[order.symbol]
             self._accepting = frozenset([order.symbol] if may_open(account, order) else ())
             try:
-                sending = venue_order(account, order, market, quote)
+                sending = self._sending_of(order)
                 protection = [] if sending.reduce_only else protection_of(account, order, sending.quantity, market)
                 result = await self._outbox.send(sending, order.cause, order, protection)
             except (MarketDataError, Unavailable) as error:
@@ -205,7 +209,7 @@ class LiveAccount:
             if looks:
                 self._looked_at, self._is_hinted = self._synchronized_at, False
                 book_funding = partial(self._ledger.book_funding, self._outbox.records)
-                steps += [book_funding, self._reconciler.compare, self._read_fees]
+                steps += [book_funding, self._reconciler.compare, self._read_fees, self._watch_ladder]
             await run_each(act() for step in steps for act in (self._exits.execute, step))
             if looks:
                 self._failures, self._looked_following = 0, following
@@ -244,6 +248,12 @@ class LiveAccount:
             )
             return
         self._rules = msgspec.structs.replace(self._context.rules, taker_rate=taker, maker_rate=maker)
+
+    async def _watch_ladder(self) -> None:
+        """Step down if the rule of the account's step is broken."""
+        if (ladder := self._context.ladder) is not None:
+            marks, term = self._context.market.marks, self._ledger.require_term()
+            await ladder.watch(self._ledger.account, marks, self._reconciler.difference, term)
 
     async def _cancel_pointless(self) -> None:
         """Cancel orders open at the venue that no longer rest in the ledger, because nothing is left to reduce."""
@@ -285,6 +295,11 @@ class LiveAccount:
         trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate)
         (answer,) = trial.answers
         return answer.reason if answer.status is OrderStatus.REJECTED else None
+
+    def _sending_of(self, order: Order) -> VenueOrder:
+        """Return the order to send for a caller's order on the current book."""
+        market, quote = self._context.rules.markets[order.symbol], self._context.market.quotes()[order.symbol]
+        return venue_order(self._ledger.account, order, market, quote)
 
     def _refusal_by_limits(self, symbol: str) -> str | None:
         """Return why an order that opens, with its stop and target, might meet the venue's limits of orders."""

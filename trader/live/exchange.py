@@ -243,6 +243,8 @@ class LiveExchange(Exchange):
 
     async def _start(self, account_id: str, index: str | None, known: Binding | None) -> None:
         """Start trading an account, known from an earlier start or new at this venue."""
+        if known is None and self._context.ladder is not None:
+            await self._context.ladder.admit(account_id)
         binding = await self._bindings.bind(account_id, index, known)
         if index is not None:
             try:

@@ -28,6 +28,7 @@ from trader.exchange.protocol import rules_of
 from trader.live.domain.ledger import book_payments
 from trader.live.domain.orders import VenueFunding, client_index_of
 from trader.live.drift import DriftRecorder
+from trader.live.ladder import Ladder
 from trader.live.sql import venue_orders as store
 from trader.live.venue import AccountRecords, VenueAccounts
 from trader.market.feed import MarketFeed
@@ -55,6 +56,7 @@ class LiveContext:
     venue: VenueAccounts
     halts: Halts
     drift: DriftRecorder
+    ladder: Ladder | None = None
 
     @cached_property
     def rules(self) -> ExchangeRules:

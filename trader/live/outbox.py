@@ -255,7 +255,13 @@ class Outbox:
 
         market = self._context.rules.markets[first.symbol]
         self._changed_at[first.symbol] = self._context.clock.now()
-        outcome = await self._account.orders.place([each.order for each in sent], market, remember)
+        refusal, marks = None, self._context.market.marks
+        if (ladder := self._context.ladder) is not None:
+            refusal = await ladder.refusal(first.account_id, first.order, marks, first.client_index)
+        if refusal is None:
+            outcome = await self._account.orders.place([each.order for each in sent], market, remember)
+        else:
+            outcome = Refused(refusal)
         if isinstance(outcome, Busy):
             await ledger.record_attempt(sent, None, self._transaction_lasts)
             again = _closes(first)  # by `resolve`

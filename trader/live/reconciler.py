@@ -57,7 +57,7 @@ class Reconciler:
     """Reconciles one account. Used only under the lock of its live account.
 
     `trouble` is why the account may open nothing; None when ledger and venue agree. `agrees` is False also while a
-    difference may still be only of an old report.
+    difference may still be only of an old report. `difference` is what the last comparison could not explain.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Reconciler:
     ) -> None:
         self.trouble: str | None = "it has not been compared with the venue yet"
         self.agrees = False
+        self.difference: str | None = None
         self._announced: set[str] = set()
         self._context = context
         self._ledger = ledger
@@ -93,7 +94,7 @@ class Reconciler:
             differences = self._compared(await self._outbox.records.report())
             self._announce(differences)
         stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
-        self.trouble = "; ".join(map(str, stopping)) or None
+        self.trouble = self.difference = "; ".join(map(str, stopping)) or None
         self.agrees = not differences
         if self.agrees:
             await self._record_agreement()

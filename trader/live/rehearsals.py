@@ -51,7 +51,7 @@ class RehearsalReport(msgspec.Struct, frozen=True):
         return bool(self.steps) and all(step.passed for step in self.steps)
 
     def computed_digest(self) -> str:
-        return _digest(msgspec.to_builtins(msgspec.structs.replace(self, digest="")))
+        return digest_of(msgspec.to_builtins(msgspec.structs.replace(self, digest="")))
 
 
 async def rehearse(
@@ -72,7 +72,7 @@ async def rehearse(
     finally:
         is_empty = await empty(closer, looks=_LOOKS, pause_s=pause_s)
     done.append(RehearsalStep("empty", is_empty, "nothing is left" if is_empty else "the account is NOT empty"))
-    digests = {name: _digest(payload) for name, payload in closer.payloads.items()}
+    digests = {name: digest_of(payload) for name, payload in closer.payloads.items()}
     report = RehearsalReport(venue, __version__, url, now, done, closer.answers, digests)
     report = msgspec.structs.replace(report, digest=report.computed_digest())
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -115,5 +115,6 @@ def _problem(report: RehearsalReport, venue: str, url: str, now: datetime) -> st
     return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """Return the SHA-256 of a value as canonical JSON."""
     return sha256(canonical_json(value)).hexdigest()

@@ -237,6 +237,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "LIVE_REHEARSAL", "rehearsal/rehearsal.json", forms.REHEARSAL,
         "Report of `trader rehearse`, without which TRADING_MODE=live does not start: a file, or `override:NAME` with "
         "the name of who decides to start without one.")]
+    ladder_file: Annotated[Path | None, Variable(
+        "LADDER_FILE", "", forms.FOLDER,
+        "TOML file with the rules and caps by which entrants climb from paper to live; `certificates` is beside it.",
+        shown_default="none: no ladder and no caps")]
     taapi_api_key: Annotated[Secret | None, Variable(
         "TAAPI_API_KEY", "", forms.SECRET, "Key of taapi.io, for supplementary indicators (optional).")]
     anchor_url: Annotated[Secret | None, Variable(

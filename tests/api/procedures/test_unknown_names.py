@@ -25,6 +25,7 @@ NOT_FOUND = {
     "operations.halt": ("accountId",),
     "operations.flatten": ("accountId",),
     "operations.resume": ("accountId",),
+    "operations.approve": ("name",),
 }
 OPENED = "simulator.placeOrder", "accountId"
 """An order opens an account of any name."""

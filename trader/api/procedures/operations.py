@@ -8,9 +8,19 @@ from msgspec import UNSET
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.schemas.common import Empty
-from trader.api.schemas.operations import GetActivityOutput, HaltInput, HaltOutput, ResumeInput, ResumeOutput
+from trader.api.schemas.operations import (
+    ApproveInput,
+    ApproveOutput,
+    GetActivityOutput,
+    GetLadderOutput,
+    HaltInput,
+    HaltOutput,
+    LadderRow,
+    ResumeInput,
+    ResumeOutput,
+)
 from trader.core.clock import floor_time
-from trader.core.errors import NotFound, Precondition
+from trader.core.errors import NotFound, Precondition, SettingsError, StartError
 from trader.database.embedded.server import place_of_data
 from trader.exchange.domain.halts import scope
 from trader.exchange.halts import Keeper
@@ -76,6 +86,28 @@ async def resume(context: Context, request: ResumeInput) -> ResumeOutput:
     whom = scope(account_id)
     message = f"Lifted the halt of {whom} ({', '.join(lifted)})." if lifted else f"No halt of {whom}."
     return ResumeOutput(account_id=account_id or UNSET, lifted=[*lifted], message=message)
+
+
+@procedure("operations.approve", changes=True, operates=True)
+async def approve(context: Context, request: ApproveInput) -> ApproveOutput:
+    """Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification.
+
+    :raises NotFound: there is no such entrant.
+    :raises Precondition: the entrant lacks something.
+    """
+    try:
+        return ApproveOutput(message=await context.approvals.approve(request.name, request.by))
+    except (SettingsError, StartError) as error:
+        raise Precondition(str(error)) from error
+
+
+@procedure("operations.getLadder", operates=True, private=True)
+async def get_ladder(context: Context, _: Empty) -> GetLadderOutput:
+    """Return where each entrant stands between paper and money: an addition to the specification."""
+    found = {} if context.settings.ladder_file is None else await context.approvals.standings()
+    return GetLadderOutput(
+        entrants=[LadderRow(name=name, step=each.step, text=str(each)) for name, each in found.items()]
+    )
 
 
 @procedure("operations.getActivity", operates=True, private=True, long=True)

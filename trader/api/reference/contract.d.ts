@@ -294,6 +294,18 @@ export type AmendmentRow = {
   digest: string
 }
 
+/** `name` is an entrant. `by` is who approves it, for the record. */
+export type ApproveInput = {
+  name: string
+  /** Default: an operator. */
+  by?: string | null | undefined
+}
+
+/** What was approved, in plain text. */
+export type ApproveOutput = {
+  message: string
+}
+
 /** All due models have ended their runs. */
 export type BatchComplete = {
   type: 'batch:complete'
@@ -1080,6 +1092,11 @@ export type GetInvocationsOutput = {
   conversations: Invocation[]
 }
 
+/** The entrants on the ladder; none without `LADDER_FILE`. */
+export type GetLadderOutput = {
+  entrants: LadderRow[]
+}
+
 /**
  * The window `run` covers the whole current runs; with `details` each entry has details; `separate` replicates have
  * a row each. All are additions to the specification.
@@ -1400,6 +1417,13 @@ export type Invocation = {
   /** ISO 8601 */
   timestamp: string
   toolCalls: ToolCall[]
+}
+
+/** An entrant on its step of the ladder; `text` says what it has shown there, and what it lacks for the next one. */
+export type LadderRow = {
+  name: string
+  step: string
+  text: string
 }
 
 /**
@@ -2622,6 +2646,16 @@ export type TraderProcedures = {
     input: ResumeInput | undefined
     output: ResumeOutput
   }
+  /** Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
+  'operations.approve': {
+    input: ApproveInput
+    output: ApproveOutput
+  }
+  /** Return where each entrant stands between paper and money: an addition to the specification. */
+  'operations.getLadder': {
+    input: Record<string, never> | undefined
+    output: GetLadderOutput
+  }
   /** Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days (UTC): an addition to the specification. */
   'operations.getActivity': {
     input: Record<string, never> | undefined
@@ -2898,6 +2932,10 @@ export type TraderClient<TContext extends ClientContext = Record<never, never>> 
     flatten: ProcedureClient<TContext, 'operations.flatten'>
     /** Lift the halt of an account or, without `accountId`, the halt of all accounts: an addition to the specification. */
     resume: ProcedureClient<TContext, 'operations.resume'>
+    /** Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
+    approve: ProcedureClient<TContext, 'operations.approve'>
+    /** Return where each entrant stands between paper and money: an addition to the specification. */
+    getLadder: ProcedureClient<TContext, 'operations.getLadder'>
     /** Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days (UTC): an addition to the specification. */
     getActivity: ProcedureClient<TContext, 'operations.getActivity'>
   }

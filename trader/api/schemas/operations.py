@@ -39,6 +39,33 @@ class ResumeOutput(Wire, kw_only=True):
     message: str
 
 
+class ApproveInput(Input, kw_only=True):
+    """`name` is an entrant. `by` is who approves it, for the record."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    by: Annotated[str, Meta(min_length=1, max_length=200)] = "an operator"
+
+
+class ApproveOutput(Wire, kw_only=True):
+    """What was approved, in plain text."""
+
+    message: str
+
+
+class LadderRow(Wire, kw_only=True):
+    """An entrant on its step of the ladder; `text` says what it has shown there, and what it lacks for the next one."""
+
+    name: str
+    step: str
+    text: str
+
+
+class GetLadderOutput(Wire, kw_only=True):
+    """The entrants on the ladder; none without `LADDER_FILE`."""
+
+    entrants: list[LadderRow]
+
+
 class CostOfDay(Wire, kw_only=True):
     """The known cost of a model's invocations that began on a day (UTC). `isPartial`: part of it is unknown."""
 

@@ -24,13 +24,14 @@ class HaltCause(StrEnum):
     DAILY_LOSS = "daily loss"
     DRAWDOWN = "drawdown"
     HOURLY_BOUND = "hourly bound"
+    LADDER = "ladder"
 
 
 LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
 """The causes that are loss limits."""
 
-RULES: Final = LIMITS | {HaltCause.HOURLY_BOUND}
-"""The causes that are rules of the leader: loss limits, and the bound of a season on an entrant's hour."""
+RULES: Final = LIMITS | {HaltCause.HOURLY_BOUND, HaltCause.LADDER}
+"""The causes that are rules of the leader: loss limits, the bound of a season on an entrant's hour, and the ladder."""
 
 
 REASON_MAX: Final = 500

@@ -44,7 +44,8 @@ async def select_halts(conn: Connection, *, lifted: bool = False) -> list[Halt]:
 UPDATE_HALTS_LIFTED = f"""
 WITH lifted AS (
     UPDATE halts SET lifted_at = now(), lifted_by = $2
-    WHERE lifted_at IS NULL AND CASE WHEN $3::text IS NULL THEN account_id IS NOT DISTINCT FROM $1 ELSE cause = $3 END
+    WHERE lifted_at IS NULL AND coalesce(cause = $3, cause <> 'ladder')
+        AND ($3::text IS NOT NULL AND $1::text IS NULL OR account_id IS NOT DISTINCT FROM $1)
     RETURNING {HALT_COLUMNS}
 )
 SELECT * FROM lifted ORDER BY id
@@ -56,7 +57,8 @@ async def update_halts_lifted(
 ) -> list[HaltCause]:
     """Lift the halts of one account, or of all accounts together (None), or all of a `cause`. Return their causes.
 
-    The connection must be in a transaction: the end of the halts is recorded in the chain.
+    Only its cause lifts a step down on the ladder. The connection must be in a transaction: the end of the halts is
+    recorded in the chain.
     """
     rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by, cause)
     await insert_rows_record(conn, "halts", rows)

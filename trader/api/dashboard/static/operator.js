@@ -52,7 +52,8 @@ export function OperatorPanel({ route, report, halts }) {
       <${Panel} title="Failures and latency, seven days"><${Table} label="Failures and latency" narrow=${['model', 'failed']} columns=${activityColumns(known)}
         rows=${named(found.models, known)} first=${20} empty="No invocation has finished." /></${Panel}>
       <${Panel} title="Refusals by rule, seven days"><${Table} label="Refusals by rule" columns=${REFUSALS}
-        rows=${found.refusals} first=${20} empty="No call was refused." /></${Panel}>`
+        rows=${found.refusals} first=${20} empty="No call was refused." /></${Panel}>
+      <${Approve} />`
     }`
 }
 
@@ -62,6 +63,38 @@ const named = (rows, known) =>
 const HALT = { procedure: 'operations.halt', verb: 'Halt' }
 const FLATTEN = { procedure: 'operations.flatten', verb: 'Flatten' }
 const RESUME = { procedure: 'operations.resume', verb: 'Resume' }
+const STEP_DOWN = 'ladder'
+
+/** A person's approval of an entrant's step. */
+function Approve() {
+  const [name, setName] = useState('')
+  const [said, setSaid] = useState('')
+  const act = event => {
+    event.preventDefault()
+    call('operations.approve', { name: name.trim(), by: 'an operator on the dashboard' })
+      .then(answer => setSaid(answer.message))
+      .catch(error => setSaid(`Not done: ${error.message}`))
+      .finally(() => invalidate('/health', 'operations.'))
+  }
+  const [entrants, setEntrants] = useState(null)
+  const show = () =>
+    call('operations.getLadder')
+      .then(answer => setEntrants(answer.entrants))
+      .catch(error => setSaid(error.message))
+  return html`<${Panel} title="Approve a step"><form class="body filters" onSubmit=${act}>
+    <input type="text" aria-label="Entrant to approve" placeholder="Entrant" value=${name}
+      onInput=${event => setName(event.target.value)} />
+    <button class="button" type="submit" disabled=${!name.trim()}>Approve</button>
+    <button class="button" type="button" onClick=${show}>Show the ladder</button></form>
+    <p class="body" role="status">${said}</p>
+    ${entrants && html`<${Table} label="The ladder" columns=${LADDER} rows=${entrants} first=${20} empty="There is no ladder." />`}</${Panel}>`
+}
+
+const LADDER = [
+  { key: 'name', title: 'Entrant', isText: true, by: one => one.name, cell: one => one.name },
+  { key: 'step', title: 'Step', isText: true, by: one => one.step, cell: one => one.step },
+  { key: 'text', title: 'Shown', isText: true, className: 'wrap', by: one => one.text, cell: one => one.text },
+]
 
 /** Halt, flatten and resume, each after a confirmation that names its accounts; what closes positions is typed. */
 function Commands({ halts, known }) {
@@ -111,7 +144,7 @@ function Commands({ halts, known }) {
     </div>
     ${halts.map(
       one => html`<div class="body filters" key=${`${one.accountId} ${one.cause}`}><span>${`${whom(one.accountId)} since ${moment(one.since)} ${ZONE}, ${one.cause}: ${one.reason}`}</span>
-      <button class="button" type="button" onClick=${() => ask(RESUME, one.accountId)}>Resume</button></div>`,
+      ${one.cause !== STEP_DOWN && html`<button class="button" type="button" onClick=${() => ask(RESUME, one.accountId)}>Resume</button>`}</div>`,
     )}
     <p class="body" role="status">${said || (halts.length ? '' : 'Nothing is halted.')}</p></${Panel}>`
 }
