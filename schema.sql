@@ -828,3 +828,16 @@ CREATE TABLE IF NOT EXISTS shadow_drift (
     sent_at     timestamptz NOT NULL
 );
 CREATE INDEX IF NOT EXISTS shadow_drift_by_account ON shadow_drift (account_id, sent_at);
+
+-- Orders above the ladder's limit, which wait for a person; at most one of an account. Times are the database's own.
+CREATE TABLE IF NOT EXISTS waiting_orders (
+    id          uuid PRIMARY KEY,
+    account_id  text NOT NULL REFERENCES accounts,
+    request     jsonb NOT NULL,
+    asked_at    timestamptz NOT NULL DEFAULT now(),
+    approved_by text CHECK (approved_by <> ''),
+    approved_at timestamptz,
+    closed_at   timestamptz,
+    CHECK ((approved_by IS NULL) = (approved_at IS NULL))
+);
+CREATE UNIQUE INDEX IF NOT EXISTS waiting_orders_open ON waiting_orders (account_id) WHERE closed_at IS NULL;

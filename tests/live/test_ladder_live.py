@@ -1,7 +1,8 @@
-"""The ladder of a live service: who is let in, caps before anything is sent, and steps down."""
+"""The ladder of a live service: who is let in, caps before anything is sent, steps down, and orders that wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -15,7 +16,8 @@ from support.calls import Call
 from support.live import LADDER, Bench, add_model, prepared
 from support.scripted import START
 
-from trader.core.errors import NotFound, Precondition, SettingsError, StartError
+from trader.core.errors import NotFound, OrderUndecided, Precondition, SettingsError, StartError
+from trader.core.events import ApprovalWanted
 from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.domain.orders import OrderStatus, OrderType
@@ -45,6 +47,20 @@ class Climb:
     async def start(self) -> None:
         await self.bench.start(LADDER_FILE=str(self.file))
         await self.bench.tell()
+
+    async def waiting_id(self) -> UUID:
+        async with self.bench.database.connection() as conn:
+            found: UUID = await conn.fetchval("SELECT id FROM waiting_orders WHERE closed_at IS NULL")
+            return found
+
+    async def approve(self, order_id: UUID) -> bool:
+        with suppress(NotFound):
+            return bool(await self.approvals.approve(str(order_id), "a person"))
+        return False
+
+    async def carry_out(self) -> None:
+        assert self.bench.ladder is not None
+        await self.bench.ladder.carry_out(self.bench.exchange.place_decided)
 
     @property
     def approvals(self) -> Approvals:
@@ -211,7 +227,7 @@ async def test_a_broken_rule_steps_down_until_a_new_approval(live: Climb, what: 
         await live.write("UPDATE models SET router_model_name = 'rules/other'")
         said = "its certificate does not hold: it is of rules rules/apex as Apex, and apex is rules rules/other as Apex"
     else:
-        live.file.write_text(LADDER.replace("10000, account = 20000", "800, account = 900"))
+        live.file.write_text(LADDER.replace("10000, account = 20000", "800, account = 900").replace("9500", "90"))
         await bench.stop()
         await live.start()
         said = "the account would have 9400.00 USD"
@@ -288,3 +304,65 @@ async def test_the_commands_show_the_ladder_and_approve(
     assert f"ladder      apex on live: {shown}" in (await call("status")).out
     refused = await call("approve", "apex")
     assert (refused.code, refused.out.strip()) == (1, "apex lacks a step above it. Nothing was approved.")
+
+
+# Orders that wait for a person
+
+
+async def test_an_order_above_the_limit_waits_for_a_person(live: Climb) -> None:
+    bench, order = live.bench, {"quantity": "0.102", "client_order_id": "big"}
+    for _ in range(2):
+        with pytest.raises(OrderUndecided, match="waits at most 60 s for a person"):
+            await bench.buy(**order)
+    with pytest.raises(OrderUndecided, match="An order of apex waits"):
+        await bench.buy("0.103")
+    assert bench.venue.orders == {}
+    (wanted,) = [event for event in bench.events if isinstance(event, ApprovalWanted)]
+    order_id = await live.waiting_id()
+    assert f"trader approve {order_id}" in wanted.text
+    assert f"/#/system?approve={order_id}" in wanted.text
+    await bench.stop()
+    await live.start()
+    await bench.synchronize()
+    await live.carry_out()
+    assert await live.waiting_id() == order_id, "a restart keeps it waiting"
+    assert await live.approve(order_id)
+    assert not await live.approve(order_id)
+    await live.carry_out()
+    answer = await bench.buy(**order)
+    assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, D("0.102"))
+    assert len(bench.venue.orders) == 1
+    assert await live.waiting_id() is None
+
+
+async def test_an_approved_order_meets_the_present_book_and_caps(live: Climb) -> None:
+    bench = live.bench
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.102", client_order_id="big")
+    await bench.see({"BTC": "99000"})
+    await live.approve(await live.waiting_id())
+    await live.carry_out()
+    assert "the order would have" in ((await bench.buy("0.102", client_order_id="big")).reason or "")
+    assert bench.venue.orders == {}
+
+
+@pytest.mark.parametrize("age_s", [61, -2], ids=["in a minute", "when the clock is set back"])
+async def test_an_order_that_nobody_approves_lapses(live: Climb, age_s: int) -> None:
+    bench = live.bench
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.102", client_order_id="big")
+    await live.write("UPDATE waiting_orders SET asked_at = now() - make_interval(secs => $1)", age_s)
+    assert not await live.approve(await live.waiting_id())
+    await bench.see({"BTC": "90000"})  # it would be below the limit now
+    await live.carry_out()
+    answer = await bench.buy("0.102", client_order_id="big")
+    assert (answer.status, answer.reason) == (OrderStatus.REJECTED, "nobody approved it within 60 s")
+
+
+async def test_an_approval_that_comes_to_nothing_for_too_long_lapses(live: Climb) -> None:
+    with pytest.raises(OrderUndecided):
+        await live.bench.buy("0.102")
+    await live.approve(await live.waiting_id())
+    await live.write("UPDATE waiting_orders SET asked_at = now() - interval '71 s'")
+    await live.carry_out()
+    assert live.bench.venue.orders == {}

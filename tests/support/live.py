@@ -86,7 +86,7 @@ days = 1
 fills = 1
 drawdown_percent = 5
 drift_p95_bps = 20
-caps = { order = 10000, account = 20000, day = 30000, total = 25000 }
+caps = { order = 10000, account = 20000, day = 30000, total = 25000, approve_above = 9500 }
 """
 
 

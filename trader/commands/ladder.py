@@ -27,13 +27,13 @@ async def ladder(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="an entrant")
+    parser.add_argument("name", metavar="NAME", help="an entrant, or the ID of an order that waits")
     parser.add_argument("--override", metavar="REASON", help="why an entrant that lacks something may climb")
 
 
 @database_command("approve", example="trader approve apex-rules", arguments=_arguments, changes=True)
 async def approve(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Approve an entrant's step up, or its return after a step down.
+    """Approve an entrant's step up or return, or an order that waits.
 
     A step up writes the entrant's certificate beside LADDER_FILE, which the service of the next step needs.
     """

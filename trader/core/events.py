@@ -53,6 +53,14 @@ class VenueDiffers(Event, frozen=True):
     text: str
 
 
+class ApprovalWanted(Event, frozen=True):
+    """An order of the account waits for a person; `text` says how to approve it."""
+
+    at: datetime
+    account_id: str
+    text: str
+
+
 class PostingRefused(Event, frozen=True):
     """A posting of the account violated a schema constraint, which is a bug; nothing was written."""
 

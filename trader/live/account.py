@@ -91,8 +91,11 @@ class LiveAccount:
 
     # Requests of callers
 
-    async def place(self, order: Order) -> OrderAnswer:
-        """Place an order. Raise `OrderUndecided` while its outcome is unknown."""
+    async def place(self, order: Order, is_approved: bool | None = None) -> OrderAnswer:
+        """Place an order; `is_approved` is False for one that nobody approved in time, and None for any other.
+
+        :raises OrderUndecided: its outcome is unknown, or it waits for a person
+        """
         async with self.lock:
             unready = await self._refusal_unless_ready()
             if (earlier := await self._earlier_answer(order)) is not None:
@@ -100,7 +103,7 @@ class LiveAccount:
             refusal = unready or self._refusal(order)
             if refusal is None and (ladder := self._context.ladder) is not None:
                 sending, marks = self._sending_of(order), self._context.market.marks
-                refusal = await ladder.refusal(self.account_id, sending, marks)
+                refusal = await ladder.refusal_to_decide(order, sending, marks, is_approved)
                 refusal = refusal or self._refusal(order)  # the market and the halts went on
             if refusal is not None:
                 return await self._refuse(order, refusal)

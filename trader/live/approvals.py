@@ -1,9 +1,10 @@
-"""Approvals by persons: of steps up, and of entrants that stepped down."""
+"""Approvals by persons: of orders that wait, of steps up, and of entrants that stepped down."""
 
 import asyncio
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
@@ -14,7 +15,7 @@ from trader.exchange.domain.halts import Halt, HaltCause
 from trader.exchange.sql.accounts import select_identity
 from trader.exchange.sql.halts import select_halts, update_halts_lifted
 from trader.live.domain.ladder import STEPS, LadderFigures, LadderStep, find_lacks
-from trader.live.ladder import LadderFile, read_ladder, step_at
+from trader.live.ladder import APPROVAL_WAIT, LadderFile, read_ladder, step_at
 from trader.live.sql import ladder as store
 from trader.live.sql.venue_orders import select_venue_accounts
 
@@ -78,14 +79,24 @@ class Approvals:
         return found
 
     async def approve(self, name: str, by: str, override: str | None = None) -> str:
-        """Approve an entrant by its name. Return what that did.
+        """Approve a waiting order by its ID, or an entrant by its name. Return what that did.
 
-        One that stepped down may open again; any other climbs, once it lacks nothing or with an `override`.
+        An entrant that stepped down may open again; any other climbs, once it lacks nothing or with an `override`.
 
-        :raises NotFound: there is no such entrant
+        :raises NotFound: no order waits under the name, and no entrant has it
         :raises Precondition: the entrant lacks something
         :raises StartError: it has no valid certificate of the step below
         """
+        try:
+            order_id = UUID(name)
+        except ValueError:
+            return await self._approve_entrant(name, by, override)
+        async with self._database.connection() as conn:
+            if not await store.update_waiting_order_approved(conn, order_id, by, APPROVAL_WAIT):
+                raise NotFound(f"No order waits under {name}: it lapsed, was decided, or is unknown.")
+        return f"Approved the order {name}: it is sent if it still passes every check."
+
+    async def _approve_entrant(self, name: str, by: str, override: str | None) -> str:
         ladder, standing = await self._read(), (await self.standings()).get(name)
         if standing is None:
             raise NotFound(f"There is no model {name!r}.")

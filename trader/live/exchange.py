@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Final
 
 import aiojobs
@@ -96,6 +97,8 @@ class LiveExchange(Exchange):
                 log.warning("%s: not compared with the venue yet: it takes too long", account.account_id)
         self._log_accounts()
         self._is_live = True
+        if (ladder := self._context.ladder) is not None:
+            self._tasks["waiting orders"] = tasks.keep(partial(ladder.follow, self.place_decided), "waiting orders")
 
     def suspend(self) -> None:
         """Stop sending and writing at once."""
@@ -174,6 +177,10 @@ class LiveExchange(Exchange):
                 return [await self._running_jobs().shield(account.place(order)) for order in orders]
 
             return await self._idempotent.once([order], place)
+
+    async def place_decided(self, order: Order, is_approved: bool) -> None:
+        """Place an order that waited for a person, or refuse it if nobody approved it in time. Raise as `place`."""
+        await self._running_jobs().shield(self.live_account(order.account_id).place(order, is_approved))
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order at the venue; return one that no longer rests unchanged. Raise `NotFound`."""

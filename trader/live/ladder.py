@@ -1,25 +1,28 @@
-"""The ladder of a live service: who may trade on its step, the caps of every order, and steps down."""
+"""The ladder of a live service: who may trade on its step, the caps of every order, steps down, and waiting orders."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 import msgspec
 
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import Clock
-from trader.core.errors import StartError
-from trader.core.events import EventBus
+from trader.core.errors import OrderUndecided, StartError, TraderError
+from trader.core.events import ApprovalWanted, EventBus
 from trader.core.files import BYTES_MAX, decode_json, read_regular, replace_file
+from trader.core.money import format_decimal
 from trader.database.pool import Database
 from trader.exchange.domain.account import Account, equity
 from trader.exchange.domain.halts import HaltCause
+from trader.exchange.domain.orders import Order
 from trader.exchange.domain.venue_orders import VenueOrder
 from trader.exchange.halts import Halts
 from trader.live.domain import ladder as rules
@@ -33,6 +36,13 @@ from trader.settings.toml_lines import located, read_toml, struct_issues
 
 log = logging.getLogger("trader.live")
 
+APPROVAL_WAIT: Final = timedelta(seconds=60)
+"""How long an order waits for a person, by the database's clock."""
+
+_EXECUTION_TIME: Final = timedelta(seconds=10)
+"""How long after that an order that was approved in time may still be sent."""
+
+_LOOK_EVERY_S: Final = 1.0
 VALID_FOR: Final = timedelta(days=30)
 
 
@@ -192,6 +202,57 @@ class Ladder:
             reason = f"stepped down from {self.step}: {'; '.join(breaches)}"
             log.error("%s %s", account.id, reason)
             await self._halts.halt(account.id, HaltCause.LADDER, reason, "ladder", term=term)
+
+    # Orders that wait for a person
+
+    async def refusal_to_decide(
+        self, order: Order, sending: VenueOrder, marks: Mapping[str, Decimal], is_approved: bool | None
+    ) -> str | None:
+        """Return why an order is not sent: the cap that it would exceed, or that nobody approved it in time.
+
+        :raises OrderUndecided: it is above the limit, and waits, or another one of its account does
+        """
+        wait_s = APPROVAL_WAIT.seconds
+        if is_approved is False:
+            return f"nobody approved it within {wait_s} s"
+        refusal = await self.refusal(order.account_id, sending, marks)
+        usd, most = _usd(order.account_id, sending, marks), self._caps.approve_above
+        if refusal or is_approved or most is None or usd <= most or sending.reduce_only:
+            return refusal
+        order_id = uuid4()
+        named = msgspec.structs.replace(order, client_order_id=order.client_order_id or f"approval:{order_id}")
+        async with self._database.writing() as conn:
+            is_new = await store.insert_waiting_order(conn, order_id, named)
+        if is_new:
+            what = f"{order.side} {format_decimal(sending.quantity)} {order.symbol} for {usd:.2f} USD"
+            how = f"{self._settings.server_url}/#/system?approve={order_id} or `trader approve {order_id}`"
+            text = f"{what} waits {wait_s} s for approval: {how}"
+            log.warning("%s: %s", order.account_id, text)
+            self._events.publish(ApprovalWanted(self._clock.now(), order.account_id, text))
+        raise OrderUndecided(f"An order of {order.account_id} waits at most {wait_s} s for a person.", wait_s)
+
+    async def carry_out(self, place: Callable[[Order, bool], Awaitable[None]]) -> None:
+        """Place the orders that a person approved, after the same checks as any other, and refuse those that lapsed.
+
+        :raises TraderError: an order could not be decided now; the next call continues
+        """
+        async with self._database.connection() as conn:
+            decided = await store.select_decided_orders(conn, APPROVAL_WAIT, APPROVAL_WAIT + _EXECUTION_TIME)
+        for order_id, order, is_approved in decided:
+            with suppress(OrderUndecided):  # it was sent
+                await place(order, is_approved)
+            log.warning("%s: the order %s waits no more", order.account_id, order_id)
+            async with self._database.writing() as conn:
+                await store.update_waiting_order_closed(conn, order_id)
+
+    async def follow(self, place: Callable[[Order, bool], Awaitable[None]]) -> None:
+        """Carry out what persons approve, forever."""
+        while True:
+            try:
+                await self.carry_out(place)
+            except TraderError as error:
+                log.warning("orders that wait for approval are looked at again: %s", error)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _usd(account_id: str, order: VenueOrder, marks: Mapping[str, Decimal]) -> Decimal:

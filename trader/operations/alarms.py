@@ -21,7 +21,7 @@ from typing import Final, get_args
 from trader.core import tasks
 from trader.core.clock import JumpWatch, SystemClock
 from trader.core.errors import SinkUnavailable, Unavailable
-from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
+from trader.core.events import ApprovalWanted, Event, LeadershipChanged, PostingRefused, VenueDiffers
 from trader.core.logs import lost_lines
 from trader.database.leadership import is_led
 from trader.database.pool import Connection, Database, place
@@ -354,6 +354,8 @@ class Alarms:
                         self.add(Alarm(AlarmCause("liquidation", account_ids[0]), text))
             case VenueDiffers(account_id=account_id, text=text):
                 self.add(Alarm(AlarmCause("reconciliation", account_id), text))
+            case ApprovalWanted(account_id=account_id, text=text):
+                self.add(Alarm(AlarmCause("approval", account_id), text))
             case LeadershipChanged(text=text):
                 self.add(Alarm(AlarmCause("takeover"), text))
             case PostingRefused(account_id=account_id, text=text):

@@ -28,6 +28,7 @@ RUNBOOKS: Final[Mapping[NoticeKind, str]] = {
     "stop": "a-crash-loop",
     "takeover": "two-leaders",
     "halt": "halt-resume-flatten",
+    "approval": "halt-resume-flatten",
     "loss limit": "loss-limits",
     "liquidation": "halt-resume-flatten",
     "reconciliation": "books-that-do-not-agree",

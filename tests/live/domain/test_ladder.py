@@ -24,7 +24,7 @@ from trader.live.domain.ladder import (
 from trader.market.domain.markets import MARKETS
 
 D = Decimal
-CAPS = Caps(order=D(100), account=D(300), day=D(500), total=D(400))
+CAPS = Caps(order=D(100), account=D(300), day=D(500), total=D(400), approve_above=D(50))
 RULE: dict[str, Any] = {"days": 7, "fills": 20, "drawdown_percent": 10}
 SENT: dict[str, Any] = {**RULE, "drift_p95_bps": 15, "caps": {"order": 100, "account": 300, "day": 500, "total": 400}}
 LADDER: dict[str, Any] = {"shadow": RULE, "testnet": SENT, "live": SENT}
@@ -51,6 +51,7 @@ def test_a_ladder_without_contradictions_has_none() -> None:
         ("live", {"caps": SENT["caps"] | {"order": 301}}, "live.caps.order: expected at most 300, which is account"),
         ("live", {"caps": SENT["caps"] | {"total": 299}}, "live.caps.account: expected at most 299, which is total"),
         ("live", {"caps": SENT["caps"] | {"day": 99}}, "live.caps.order: expected at most 99, which is day"),
+        ("live", {"caps": SENT["caps"] | {"approve_above": 101}}, "live.caps.approve_above: expected at most 100"),
         ("live", {"caps": SENT["caps"] | {"day": float("nan")}}, "live.caps.day: expected a number above 0, got NaN"),
         ("live", {"days": 0}, "live.days: expected a number above 0, got 0"),
         ("live", {"caps": SENT["caps"] | {"order": 1}}, "live.caps.order: expected at least 10 USD, the venue's"),

@@ -90,9 +90,10 @@ async def resume(context: Context, request: ResumeInput) -> ResumeOutput:
 
 @procedure("operations.approve", changes=True, operates=True)
 async def approve(context: Context, request: ApproveInput) -> ApproveOutput:
-    """Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification.
+    """Approve an order that waits for a person, an entrant's step up on the ladder, or its return after a step down: an
+    addition to the specification.
 
-    :raises NotFound: there is no such entrant.
+    :raises NotFound: no order waits under the name, and no entrant has it.
     :raises Precondition: the entrant lacks something.
     """
     try:

@@ -294,7 +294,7 @@ export type AmendmentRow = {
   digest: string
 }
 
-/** `name` is an entrant. `by` is who approves it, for the record. */
+/** `name` is an entrant, or the ID of an order that waits. `by` is who approves it, for the record. */
 export type ApproveInput = {
   name: string
   /** Default: an operator. */
@@ -2646,7 +2646,7 @@ export type TraderProcedures = {
     input: ResumeInput | undefined
     output: ResumeOutput
   }
-  /** Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
+  /** Approve an order that waits for a person, an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
   'operations.approve': {
     input: ApproveInput
     output: ApproveOutput
@@ -2932,7 +2932,7 @@ export type TraderClient<TContext extends ClientContext = Record<never, never>> 
     flatten: ProcedureClient<TContext, 'operations.flatten'>
     /** Lift the halt of an account or, without `accountId`, the halt of all accounts: an addition to the specification. */
     resume: ProcedureClient<TContext, 'operations.resume'>
-    /** Approve an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
+    /** Approve an order that waits for a person, an entrant's step up on the ladder, or its return after a step down: an addition to the specification. */
     approve: ProcedureClient<TContext, 'operations.approve'>
     /** Return where each entrant stands between paper and money: an addition to the specification. */
     getLadder: ProcedureClient<TContext, 'operations.getLadder'>

@@ -40,7 +40,7 @@ class ResumeOutput(Wire, kw_only=True):
 
 
 class ApproveInput(Input, kw_only=True):
-    """`name` is an entrant. `by` is who approves it, for the record."""
+    """`name` is an entrant, or the ID of an order that waits. `by` is who approves it, for the record."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     by: Annotated[str, Meta(min_length=1, max_length=200)] = "an operator"

@@ -36,13 +36,15 @@ BELOW: Final[Mapping[LadderStep, LadderStep]] = dict(zip(STEPS[1:], STEPS, stric
 class Caps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most that may be open or on its way, in USD.
 
-    They bound one order, one account, what an account opens within 24 hours, and all accounts together.
+    They bound one order, one account, what an account opens within 24 hours, and all accounts together. An order above
+    `approve_above` waits for a person.
     """
 
     order: Decimal
     account: Decimal
     day: Decimal
     total: Decimal
+    approve_above: Decimal | None = None
 
 
 class StepRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,10 +113,10 @@ def _not_positive(values: Mapping[str, Any], *path: str) -> Iterator[Issue]:
 
 
 def _contradictions(caps: Caps, markets: Iterable[Market]) -> Iterator[tuple[str, str]]:
-    pairs = (("order", "account"), ("order", "day"), ("account", "total"))
+    pairs = (("order", "account"), ("order", "day"), ("account", "total"), ("approve_above", "order"))
     for lower, upper in pairs:
         least, most = getattr(caps, lower), getattr(caps, upper)
-        if least > most:
+        if least is not None and least > most:
             yield lower, f"expected at most {format_decimal(most)}, which is {upper}, got {format_decimal(least)}"
     for market in markets:
         if caps.order < market.min_notional:

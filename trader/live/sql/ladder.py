@@ -1,12 +1,13 @@
-"""SQL of the ladder: what entrants have shown, and what is open."""
+"""SQL of the ladder: what entrants have shown, what is open, and orders that wait for a person."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
+from uuid import UUID
 
 import msgspec
 
 from trader.database.pool import Connection, part_of_row
-from trader.exchange.domain.orders import OrderSide
+from trader.exchange.domain.orders import Order, OrderSide
 from trader.live.domain.ladder import DAY, Commitment, LadderFigures
 
 SELECT_SHOWN = """
@@ -67,3 +68,52 @@ async def select_commitments(
     """Return what is held, open or was traded within a day, `without` one order, by account and client index."""
     rows = await conn.fetch(SELECT_COMMITMENTS, now, DAY, *(without or (None, None)))
     return [part_of_row(row, Commitment)._replace(side=OrderSide(row["side"])) for row in rows]
+
+
+INSERT_WAITING_ORDER = """
+INSERT INTO waiting_orders (id, account_id, request) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING id
+"""
+
+
+async def insert_waiting_order(conn: Connection, order_id: UUID, order: Order) -> bool:
+    """Let an order wait for a person. Return False if one of its account waits already."""
+    return await conn.fetchval(INSERT_WAITING_ORDER, order_id, order.account_id, order) is not None
+
+
+# Times are the database's own. One set back must not let an order wait longer, so a date in its future has lapsed, too.
+SELECT_DECIDED_ORDERS = """
+SELECT id, request, is_lapsed FROM (
+    SELECT *, now() NOT BETWEEN asked_at AND asked_at + CASE WHEN approved_at IS NULL THEN $1::interval ELSE $2 END
+           AS is_lapsed
+    FROM waiting_orders WHERE closed_at IS NULL
+) waiting
+WHERE is_lapsed OR approved_at IS NOT NULL ORDER BY asked_at, id
+"""
+
+
+async def select_decided_orders(conn: Connection, wait: timedelta, latest: timedelta) -> list[tuple[UUID, Order, bool]]:
+    """Return the orders to send or to refuse, oldest first, with whether each is approved.
+
+    One lapses after `wait` without an approval, and after `latest` with one.
+    """
+    rows = await conn.fetch(SELECT_DECIDED_ORDERS, wait, latest)
+    return [(row["id"], msgspec.convert(row["request"], Order, strict=False), not row["is_lapsed"]) for row in rows]
+
+
+UPDATE_WAITING_ORDER_APPROVED = """
+UPDATE waiting_orders SET approved_by = $2, approved_at = now()
+WHERE id = $1 AND closed_at IS NULL AND approved_at IS NULL AND now() BETWEEN asked_at AND asked_at + $3::interval
+"""
+
+
+async def update_waiting_order_approved(conn: Connection, order_id: UUID, by: str, wait: timedelta) -> bool:
+    """Approve an order. Return False if it does not wait, has lapsed, or was approved before."""
+    return (await conn.execute(UPDATE_WAITING_ORDER_APPROVED, order_id, by, wait)).endswith(" 1")
+
+
+UPDATE_WAITING_ORDER_CLOSED = "UPDATE waiting_orders SET closed_at = now() WHERE id = $1"
+
+
+async def update_waiting_order_closed(conn: Connection, order_id: UUID) -> None:
+    """Record that an order waits no more: its answer is booked, or it was sent."""
+    await conn.execute(UPDATE_WAITING_ORDER_CLOSED, order_id)

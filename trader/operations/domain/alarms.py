@@ -24,6 +24,7 @@ NoticeKind = Literal[
     "stop",
     "takeover",
     "halt",
+    "approval",
     "loss limit",
     "liquidation",
     "reconciliation",
@@ -78,8 +79,8 @@ being away for `MEMORY_S`. So a single failed statement does not raise an alarm,
 
 _OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "requests", "market", "scheduler", "reconciliation"})
 
-_EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover"})
-"""Events that are never held back for an hour, because each says which process trades now."""
+_EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover", "approval"})
+"""Events that are never held back for an hour: which process trades now, and what waits for a person."""
 
 _ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price", "maintenance"})
 """Conditions that a decision or a run begins and ends: they do not flap, and are not repeated while they last."""

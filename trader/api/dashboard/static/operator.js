@@ -1,5 +1,6 @@
 // @ts-check
 // The operator's panel: halts by button, costs against budgets, failures, refusals, and halts and alarms on the curves.
+import { useChosen } from './address.js'
 import { call, invalidate, operatorToken, useAnswer } from './answers.js'
 import { Pending, Panel, Select, Table, Time, modelColumn } from './components.js'
 import { Curves } from './curves.js'
@@ -65,9 +66,9 @@ const FLATTEN = { procedure: 'operations.flatten', verb: 'Flatten' }
 const RESUME = { procedure: 'operations.resume', verb: 'Resume' }
 const STEP_DOWN = 'ladder'
 
-/** A person's approval of an entrant's step. */
+/** What a person approves: the order that a link in an alarm names, or an entrant of the ladder. */
 function Approve() {
-  const [name, setName] = useState('')
+  const [name, setName] = useChosen('approve', '')
   const [said, setSaid] = useState('')
   const act = event => {
     event.preventDefault()
@@ -81,8 +82,8 @@ function Approve() {
     call('operations.getLadder')
       .then(answer => setEntrants(answer.entrants))
       .catch(error => setSaid(error.message))
-  return html`<${Panel} title="Approve a step"><form class="body filters" onSubmit=${act}>
-    <input type="text" aria-label="Entrant to approve" placeholder="Entrant" value=${name}
+  return html`<${Panel} title="Approve a step or an order"><form class="body filters" onSubmit=${act}>
+    <input type="text" aria-label="Entrant or order to approve" placeholder="Entrant, or ID of an order" value=${name}
       onInput=${event => setName(event.target.value)} />
     <button class="button" type="submit" disabled=${!name.trim()}>Approve</button>
     <button class="button" type="button" onClick=${show}>Show the ladder</button></form>
