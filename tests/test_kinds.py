@@ -52,7 +52,7 @@ LIMITED: Final[dict[str, str]] = {
     """,
     "how much is done at once or remembered: the rest follows": """
         agents/providers/attempts.py api/rpc.py exchange/accounts.py exchange/tick_processor.py
-        live/lighter/frames.py operations/operator_commands.py portfolio/snapshots.py record/results.py
+        live/lighter/frames.py live/shadow.py operations/operator_commands.py portfolio/snapshots.py record/results.py
     """,
     "what is kept for the database while it does not answer": "agents/schedule.py live/drift.py",
     "bounds a hang": "agents/providers/protocols.py commands/operate.py composition/leadership.py live/ledger.py",

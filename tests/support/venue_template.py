@@ -22,7 +22,7 @@ from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
-from trader.live.venue import Remember, VenueAccounts, VenueCloser
+from trader.live.venue import OrderSigner, Remember, VenueAccounts, VenueCloser
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
@@ -151,6 +151,11 @@ def make_source(
 def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts; nothing connects yet."""
     return TemplateAccounts(settings)
+
+
+def make_order_signer(settings: Settings) -> OrderSigner:
+    """Keep no means of sending: it signs the orders of shadow."""
+    raise NotImplementedError
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

@@ -46,6 +46,8 @@ from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
 from trader.live.ladder import Ladder, read_ladder
 from trader.live.ledger import LiveContext
+from trader.live.shadow import Shadow
+from trader.live.venues import VENUES
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
 from trader.market.followed_market import FollowedMarket
@@ -110,6 +112,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     base = await _lay_foundations(settings, external, alarms)
     database, events = base.database, base.events
     exchange = _make_exchange(base)
+    _begin_shadow(base, exchange, stack)
     trading = _make_trading(base, exchange)
     shared = _make_agent_services(base, exchange, stack)
     context = _make_context(base, shared, trading.operations)
@@ -186,6 +189,18 @@ def _make_ladder(base: _Foundations) -> Ladder | None:
         return None
     file = read_ladder(path, base.external.source.markets.values())
     return Ladder(base.database, base.clock, base.halts, base.events, file, base.settings)
+
+
+def _begin_shadow(base: _Foundations, exchange: Exchange, stack: AsyncExitStack) -> None:
+    """Let the ladder's shadow follow the paper orders on live prices, if there is a key to sign them with."""
+    settings = base.settings
+    is_shadowed = settings.venue_api_key is not None and settings.market_source == "venue"
+    if is_shadowed and isinstance(exchange, PaperExchange) and settings.ladder_file is not None:
+        signer = VENUES[settings.venue].make_order_signer(settings)
+        stack.push_async_callback(signer.close)
+        shadow = Shadow(base.database, base.market, base.clock, signer, read_ladder(settings.ladder_file))
+        stack.push_async_callback(shadow.close)
+        exchange.answered = shadow.take
 
 
 def _make_trading(base: _Foundations, exchange: Exchange) -> TradingParts:

@@ -5,7 +5,7 @@ The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from uuid import uuid4
@@ -64,6 +64,8 @@ class PaperExchange(Exchange):
             once=IdempotentOrders(database, accounts).once,
         )
         self._opening = asyncio.Lock()
+        self.answered: Callable[[Sequence[Order], Sequence[OrderAnswer]], None] = lambda _orders, _answers: None
+        """Is told of every answered order."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,9 @@ class PaperExchange(Exchange):
         """
         with self._accounts.service_level.order():
             self._refuse_unless_trading()
-            return await self._session.place(orders)
+            answers = await self._session.place(orders)
+        self.answered(orders, answers)
+        return answers
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order and return its current answer, which no longer changes once the order is not resting.

@@ -177,6 +177,16 @@ Steps = Sequence[tuple[str, Callable[[], Awaitable[str]]]]
 """The named steps of a rehearsal."""
 
 
+class OrderSigner(Protocol):
+    """Signs orders for an account. It has no means of sending them."""
+
+    async def sign(self, order: VenueOrder, market: Market) -> str:
+        """Return the venue's reference to the transaction that would carry an order. Raise `MarketDataError`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class VenueCloser(Protocol):
     """Works on one account without the service: empties it, or rehearses with it."""
 
@@ -232,6 +242,10 @@ class VenuePackage(Protocol):
 
     def make_accounts(self, settings: Settings) -> VenueAccounts:
         """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
+        ...
+
+    def make_order_signer(self, settings: Settings) -> OrderSigner:
+        """Return what signs the orders of shadow. Raise `StartError` when credentials or libraries are missing."""
         ...
 
     def make_closer(self, url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

@@ -6,13 +6,14 @@ The error is in basis points of the paper price, positive where the venue was wo
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
 from trader.core.money import ZERO, divide
 from trader.exchange.domain.matching import totals, walk
 from trader.exchange.domain.orders import Fill, OrderSide
-from trader.market.domain.markets import Quote
+from trader.market.domain.markets import Book, Quote
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,23 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     drift_bps: Decimal | None
     quoted_at: datetime | None
     filled_at: datetime
+
+
+class ShadowDrift(NamedTuple):
+    """An order that was signed and not sent: a row of `shadow_drift`.
+
+    `drift_bps` and `later_bps` compare the book 300 ms and a second later with paper; None where one did not fill it.
+    """
+
+    account_id: str
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    paper_price: Decimal | None
+    drift_bps: Decimal | None
+    later_bps: Decimal | None
+    signed: str
+    sent_at: datetime
 
 
 def simulate(
@@ -49,7 +67,7 @@ def simulate(
     for fill in fills:
         paper: Decimal | None = limit if fill.maker else None
         if not fill.maker and quote is not None:
-            paper = _price(quote, fill, gone, limit)
+            paper = book_price(quote.book, fill.side, fill.quantity, gone, limit)
             gone += fill.quantity
         drifts.append(
             Drift(
@@ -69,9 +87,12 @@ def simulate(
     return drifts
 
 
-def _price(quote: Quote, fill: Fill, gone: Decimal, limit: Decimal | None) -> Decimal | None:
-    quantity, notional = totals(walk(quote.book, fill.side, fill.quantity, gone, limit))
-    return divide(notional, quantity) if quantity == fill.quantity else None
+def book_price(
+    book: Book, side: OrderSide, quantity: Decimal, gone: Decimal = ZERO, limit: Decimal | None = None
+) -> Decimal | None:
+    """Return the price of a whole quantity on a book; None if it does not fill it. The parameters are `walk`'s."""
+    filled, notional = totals(walk(book, side, quantity, gone, limit))
+    return divide(notional, filled) if filled == quantity else None
 
 
 def error_bps(side: OrderSide, venue: Decimal, paper: Decimal) -> Decimal:

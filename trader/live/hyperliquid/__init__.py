@@ -7,6 +7,7 @@ Read `api.py` (requests) and `stream.py` (prices), then `account.py` with `order
 from collections.abc import Mapping
 from datetime import timedelta
 
+from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
 from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent
 from trader.live.hyperliquid.api import ADDRESS as ADDRESS
@@ -14,7 +15,7 @@ from trader.live.hyperliquid.api import TESTNET as TESTNET
 from trader.live.hyperliquid.api import HyperliquidApi, venue_address
 from trader.live.hyperliquid.closer import HyperliquidCloser
 from trader.live.source import VenueSource
-from trader.live.venue import VenueAccounts, VenueCloser
+from trader.live.venue import OrderSigner, VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
@@ -37,6 +38,11 @@ def make_source(
 def make_accounts(settings: Settings) -> VenueAccounts:
     """Return the accounts at Hyperliquid. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
     return HyperliquidAccounts(settings)
+
+
+def make_order_signer(settings: Settings) -> OrderSigner:
+    """Raise `StartError`: shadow does not sign orders of Hyperliquid yet."""
+    raise StartError("Shadow does not sign orders of Hyperliquid yet: unset VENUE_API_KEY in paper trading.")
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from trader.database.pool import Connection
-from trader.live.domain.drift import Drift
+from trader.live.domain.drift import Drift, ShadowDrift
 
 INSERT_DRIFT = """
 INSERT INTO fill_drift
@@ -20,6 +20,17 @@ ON CONFLICT DO NOTHING
 async def insert_drift(conn: Connection, drifts: Sequence[Drift]) -> None:
     """Record the drift of fills. Skip fills that are already recorded or not in the ledger."""
     await conn.execute(INSERT_DRIFT, msgspec.json.encode(drifts).decode())
+
+
+INSERT_SHADOW_DRIFT = """
+INSERT INTO shadow_drift (account_id, symbol, side, quantity, paper_price, drift_bps, later_bps, signed, sent_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+"""
+
+
+async def insert_shadow_drift(conn: Connection, drift: ShadowDrift) -> None:
+    """Record an order that was signed and not sent."""
+    await conn.execute(INSERT_SHADOW_DRIFT, *drift)
 
 
 class DriftFigures(NamedTuple):
