@@ -15,8 +15,8 @@ from support.reports import opened_report, report_data, rows_of
 from trader.database.pool import Database
 from trader.exchange.domain.matching import totals, walk
 from trader.exchange.domain.orders import OrderSide
-from trader.live.domain.drift import Drift
-from trader.live.sql.drift import insert_drift, select_drift_figures, select_uncompared
+from trader.live.domain.drift import Drift, ShadowDrift
+from trader.live.sql.drift import insert_drift, insert_shadow_drift, select_drift_figures, select_uncompared
 from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Tick
 from trader.market.sources.books import BookModel, Grid
 from trader.market.sources.recorder import Recorder
@@ -65,9 +65,9 @@ async def test_figures_per_market_side_and_size(database: Database, call: Call, 
     assert made.code == 0, made.err
     lines = made.out.splitlines()
     assert [line.split() for line in lines[1:5]] == [
-        ["BTC", "buy", "<", "1k", "4", "+1.25", "+1.50", "6.00", "+6.00"],
-        ["BTC", "buy", "1k", "to", "10k", "1", "+10.00", "+10.00", "10.00", "+10.00"],
-        ["BTC", "sell", "≥", "100k", "1", "-2.50", "-2.50", "2.50", "-2.50"],
+        ["BTC", "buy", "<", "1k", "<", "0.3", "s", "4", "+1.25", "+1.50", "6.00", "+6.00"],
+        ["BTC", "buy", "1k", "to", "10k", "<", "0.3", "s", "1", "+10.00", "+10.00", "10.00", "+10.00"],
+        ["BTC", "sell", "≥", "100k", "<", "0.3", "s", "1", "-2.50", "-2.50", "2.50", "-2.50"],
         ["all", "6", "+2.08", "+1.50", "10.00", "+10.00"],
     ]
     assert lines[5] == "1 fills were larger than the visible book: no price on paper"
@@ -77,12 +77,23 @@ async def test_figures_per_market_side_and_size(database: Database, call: Call, 
         return
     async with opened_report(tmp_path / "drift.html", tmp_path) as tab:
         heads, *shown = await rows_of(tab, "Fills of the venue")
-        assert heads == ["market", "side", "size", "fills", "mean", "median", "p95", "worst", "-4.0 to +10.0"]
-        assert [row[:8] for row in shown] == [
-            ["BTC", "buy", "< 1k", "4", "+1.25", "+1.50", "6.00", "+6.00"],
-            ["BTC", "buy", "1k to 10k", "1", "+10.00", "+10.00", "10.00", "+10.00"],
-            ["BTC", "sell", "≥ 100k", "1", "-2.50", "-2.50", "2.50", "-2.50"],
-            ["all", "", "", "6", "+2.08", "+1.50", "10.00", "+10.00"],
+        assert heads == [
+            "market",
+            "side",
+            "size",
+            "latency",
+            "fills",
+            "mean",
+            "median",
+            "p95",
+            "worst",
+            "-4.0 to +10.0",
+        ]
+        assert [row[:9] for row in shown] == [
+            ["BTC", "buy", "< 1k", "< 0.3 s", "4", "+1.25", "+1.50", "6.00", "+6.00"],
+            ["BTC", "buy", "1k to 10k", "< 0.3 s", "1", "+10.00", "+10.00", "10.00", "+10.00"],
+            ["BTC", "sell", "≥ 100k", "< 0.3 s", "1", "-2.50", "-2.50", "2.50", "-2.50"],
+            ["all", "", "", "", "6", "+2.08", "+1.50", "10.00", "+10.00"],
         ]
         assert await tab.evaluate("document.querySelectorAll('.interval .range + .value').length") == 4
         assert "1 fills were larger than the visible book" in await tab.evaluate("document.body.innerText")
@@ -95,9 +106,33 @@ async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(datab
     async with database.connection() as conn:
         figures = await select_drift_figures(conn, START)
         assert await select_drift_figures(conn, START + timedelta(days=1)) == []
-        assert await select_uncompared(conn, START) == (0, 0)
+        assert await select_uncompared(conn, START) == (0, 0, 0, 0, 0)
     assert [(figure.size, figure.fills) for figure in figures] == [(0, 20), (1, 2), (2, 2), (3, 1), (None, 25)]
-    assert figures[0][4:] == (7.5, 9.5, 19.0, -40.0, -40.0, 18.0)
+    assert figures[0][4:10] == (7.5, 9.5, 19.0, -40.0, -40.0, 18.0)
+
+
+async def test_latencies_and_shadow_have_rows_of_their_own(database: Database, call: Call) -> None:
+    await write(database, [("BTC", OrderSide.BUY, "0.5", bps) for bps in ("1", "2", "3", "4")])
+    async with database.connection() as conn:
+        for sequence, took_s in enumerate((0.2, 0.3, 2.9, 3), start=1):
+            await conn.execute(
+                "UPDATE fill_drift SET filled_at = quoted_at + make_interval(secs => $2) WHERE sequence = $1",
+                sequence, took_s,
+            )  # fmt: skip
+        for bps in ("7", None):
+            await insert_shadow_drift(
+                conn,
+                ShadowDrift(
+                    account_id="apex", symbol="BTC", side=OrderSide.SELL, quantity=Decimal(1),
+                    paper_price=Decimal(1000), drift_bps=None if bps is None else Decimal(bps), later_bps=None,
+                    signed="hash", sent_at=START,
+                ),
+            )  # fmt: skip
+        figures = await select_drift_figures(conn, START)
+    assert [(each.latency, each.fills) for each in figures] == [(0, 1), (1, 1), (2, 1), (3, 1), (None, 4)]
+    made = await call("drift")
+    assert "0.00 bp in fees, 0.00 in funding were charged" in made.out
+    assert made.out.splitlines()[-1] == "drift.html: 4 fills and 1 orders"
 
 
 async def test_a_report_without_simulated_fills_says_so(database: Database, call: Call, tmp_path: Path) -> None:
@@ -127,7 +162,7 @@ async def test_recorded_books_are_compared_with_the_model(database: Database, ca
     made = await call("drift", "--recording", "recording")
     assert made.code == 0, made.err
     lines = [line.split() for line in made.out.splitlines()]
-    at = lines.index(["market", "side", "size", "orders", "mean", "median", "p95", "worst"])
+    at = lines.index(["market", "side", "size", "latency", "orders", "mean", "median", "p95", "worst"])
     row = SIMULATED_MARKETS["ETH"]
     model = (
         BookModel(Grid(row.rules), row.calm).quote(START, 2000 * 200, 1.0, 1.0).book

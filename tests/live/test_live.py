@@ -892,6 +892,18 @@ async def test_every_fill_is_compared_with_paper(bench: Bench) -> None:
     ]  # fmt: skip
 
 
+async def test_a_stop_is_compared_with_paper_on_the_book_at_its_trigger(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.is_down = True  # what fires is booked later
+    await bench.see({"BTC": "89990.0"})
+    bench.venue.is_down = False
+    await bench.see({"BTC": "89500.0"})
+    await bench.synchronize()
+    async with bench.database.connection() as conn:
+        prices = await conn.fetch("SELECT DISTINCT paper_price FROM fill_drift WHERE side = 'sell'")
+    assert [row["paper_price"] for row in prices] == [D("89989.9")]
+
+
 async def test_real_money_is_not_reset(bench: Bench) -> None:
     with pytest.raises(Precondition, match="its money is real"):
         await bench.exchange.reset_account("apex")

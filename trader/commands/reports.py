@@ -82,9 +82,11 @@ def _write(file: Path, text: str) -> None:
 
 
 SIZES: Final = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
-COLUMNS: Final = ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
+LATENCIES: Final = ("< 0.3 s", "0.3 to 1 s", "1 to 3 s", "≥ 3 s")
+COLUMNS: Final = ("market", "side", "size", "latency", "fills", "mean", "median", "p95", "worst")
 
 FILLS = "Each fill of the venue, simulated on the book at which its order was sent."
+SHADOW = "Each order in shadow, signed and not sent, on the venue's book 300 ms later, against its fill on paper."
 BOOKS = (
     "Orders of 500, 5,000, 50,000 and 500,000 on the recorded book, every 10 seconds, and on the book that the "
     "market model generates around the same mid."
@@ -122,9 +124,12 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
         since = datetime.now(UTC) - timedelta(days=options.days)
     async with target.database.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
+        shadow = await drift_store.select_drift_figures(conn, since, of_shadow=True)
         uncompared = await drift_store.select_uncompared(conn, since)
     sections = [DriftSection("Fills of the venue", FILLS, "fills", figures, _notes_of(uncompared))] if figures else []
+    sections += [DriftSection("Orders in shadow", SHADOW, "orders", shadow, ())] if shadow else []
     value: dict[str, object] = {"file": str(options.output), "figures": figures, "uncompared": uncompared}
+    value["shadow"] = shadow
     notes: Sequence[str] = ()
     if options.recording is not None:
         books = await recorded_books.compare(options.recording, since)
@@ -150,24 +155,29 @@ def _drift_page(name: str, sections: Sequence[DriftSection]) -> str:
     shown = [
         section._asdict() | {"figures": [figures._asdict() for figures in section.figures]} for section in sections
     ]
-    return report_page("drift", f"Paper versus venue: {name}", {"name": name, "sizes": SIZES, "sections": shown})
+    data = {"name": name, "sizes": SIZES, "latencies": LATENCIES, "sections": shown}
+    return report_page("drift", f"Paper versus venue: {name}", data)
 
 
 def _notes_of(uncompared: Uncompared) -> list[str]:
     counts = (
         (uncompared.too_large, "fills were larger than the visible book: no price on paper"),
         (uncompared.unsimulated, "fills were never simulated (in paper trading none are)"),
+        (uncompared.unfilled, "orders were ended by the venue before they filled"),
     )
-    return [f"{count} {words}" for count, words in counts if count]
+    charged = "" if uncompared.fees_bps is None else f"{uncompared.fees_bps:.2f} bp in fees, "
+    charged += f"{uncompared.funding:.2f} in funding were charged"
+    return [*(f"{count} {words}" for count, words in counts if count), charged]
 
 
 def _lines_of(section: DriftSection) -> Iterator[str]:
     columns = [section.unit if column == "fills" else column for column in COLUMNS]
-    yield from table(columns, map(_cells, section.figures), text_columns=3)
+    yield from table(columns, map(_cells, section.figures), text_columns=4)
     yield from section.notes
 
 
 def _cells(figures: DriftFigures) -> tuple[str, ...]:
     size = "" if figures.size is None else SIZES[figures.size]
+    latency = "" if figures.latency is None else LATENCIES[figures.latency]
     errors = (f"{figures.mean:+.2f}", f"{figures.median:+.2f}", f"{figures.p95:.2f}", f"{figures.worst:+.2f}")
-    return figures.symbol or "all", figures.side or "", size, f"{figures.fills:,}", *errors
+    return figures.symbol or "all", figures.side or "", size, latency, f"{figures.fills:,}", *errors

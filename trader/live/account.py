@@ -169,6 +169,7 @@ class LiveAccount:
 
     def on_marks(self) -> None:
         """Request a synchronization when an exit plan fires at the new marks, or its stop follows them."""
+        self._outbox.note_triggers()
         is_time = interval_elapsed(self._synchronized_at + _EXITS_EVERY, _EXITS_EVERY, self._context.clock.now())
         if is_time and (self._exits.are_due() or self._protective_orders.are_behind()):
             self.wake()

@@ -134,6 +134,16 @@ class Outbox:
         self._venue = account
         account.feed.listener = self._wake
 
+    def note_triggers(self) -> None:
+        """Remember the book at which a stop or target is reached: its fills are compared with paper there."""
+        for sent in self.protective_orders():
+            quote, order = self._context.market.quote(sent.symbol), sent.order
+            rises = (order.type is VenueOrderType.TARGET) == (order.side is OrderSide.SELL)
+            if quote is None or order.trigger is None or sent.client_index in self._quotes:
+                continue
+            if quote.mark >= order.trigger if rises else quote.mark <= order.trigger:
+                self._quotes[sent.client_index] = quote
+
     # One order
 
     async def send(
@@ -381,7 +391,7 @@ class Outbox:
         return None
 
     async def _record_drift(self, sent: SentOrder, posting: Posting) -> None:
-        """Compare the fills with paper, on the book at sending; for a stop or target, on the present one."""
+        """Compare the fills with paper, on the book at sending; for a stop or target, on the one at its trigger."""
         quote = self._quotes.get(sent.client_index, self._context.market.quote(sent.symbol))
         if sent.client_index not in self._ledger.open_orders:
             self._quotes.pop(sent.client_index, None)

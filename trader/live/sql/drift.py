@@ -34,9 +34,10 @@ async def insert_shadow_drift(conn: Connection, drift: ShadowDrift) -> None:
 
 
 class DriftFigures(NamedTuple):
-    """Error statistics, in basis points, of the fills of one market, side and size, or (None) of all fills.
+    """Error statistics, in basis points, of the fills of one market, side, size and latency, or (None) of all fills.
 
-    `size` is 0 for a notional below 1,000, 1 below 10,000, 2 below 100,000, and 3 above. `p95` is of the absolute
+    `size` is 0 for a notional below 1,000, 1 below 10,000, 2 below 100,000, and 3 above. `latency` is 0 for a fill
+    within 300 ms after its book, 1 within a second, 2 within 3 seconds, and 3 later. `p95` is of the absolute
     errors, by nearest rank; `worst` is the error largest in magnitude; `low` and `high` span the middle 90 %.
     """
 
@@ -50,10 +51,11 @@ class DriftFigures(NamedTuple):
     worst: float
     low: float
     high: float
+    latency: int | None = None
 
 
 SELECT_DRIFT_FIGURES = """
-SELECT symbol, side, size, count(*) AS fills, avg(bps) AS mean,
+SELECT symbol, side, size, latency, count(*) AS fills, avg(bps) AS mean,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY bps) AS median,
        percentile_disc(0.95) WITHIN GROUP (ORDER BY abs(bps)) AS p95,
        (array_agg(bps ORDER BY abs(bps) DESC, bps))[1] AS worst,
@@ -61,29 +63,48 @@ SELECT symbol, side, size, count(*) AS fills, avg(bps) AS mean,
        percentile_disc(0.95) WITHIN GROUP (ORDER BY bps) AS high
 FROM (
     SELECT symbol, side, drift_bps::float8 AS bps,
-           width_bucket(quantity * venue_price, ARRAY[1000, 10000, 100000]::numeric[]) AS size
-    FROM fill_drift WHERE filled_at >= $1 AND drift_bps IS NOT NULL
+           width_bucket(quantity * price, ARRAY[1000, 10000, 100000]::numeric[]) AS size,
+           width_bucket(extract(epoch FROM took), ARRAY[0.3, 1, 3]) AS latency
+    FROM (
+        SELECT symbol, side, drift_bps, quantity, venue_price AS price, filled_at - quoted_at AS took
+        FROM fill_drift WHERE NOT $2 AND filled_at >= $1
+        UNION ALL
+        SELECT symbol, side, drift_bps, quantity, paper_price, interval '0.3 s'
+        FROM shadow_drift WHERE $2 AND sent_at >= $1
+    ) compared
+    WHERE drift_bps IS NOT NULL
 ) fill
-GROUP BY GROUPING SETS ((symbol, side, size), ())
+GROUP BY GROUPING SETS ((symbol, side, size, latency), ())
 HAVING count(*) > 0
-ORDER BY symbol NULLS LAST, side, size
+ORDER BY symbol NULLS LAST, side, size, latency
 """
 
 
-async def select_drift_figures(conn: Connection, since: datetime) -> list[DriftFigures]:
-    """Return the statistics since `since` by market, side and size, then for all fills; empty without fills."""
-    return [DriftFigures(**row) for row in await conn.fetch(SELECT_DRIFT_FIGURES, since)]
+async def select_drift_figures(conn: Connection, since: datetime, *, of_shadow: bool = False) -> list[DriftFigures]:
+    """Return the statistics since `since` of the venue's fills or of shadow, by group, then of all; empty without."""
+    return [DriftFigures(**row) for row in await conn.fetch(SELECT_DRIFT_FIGURES, since, of_shadow)]
 
 
 class Uncompared(NamedTuple):
-    """Counts of fills without a paper price: larger than the visible book, or never simulated."""
+    """What the errors of fills do not show.
+
+    Fills without a paper price are larger than the visible book, or never simulated. `unfilled` are orders that the
+    venue ended before they filled; `fees_bps` and `funding` are what it charged (negative: paid).
+    """
 
     too_large: int
     unsimulated: int
+    unfilled: int = 0
+    fees_bps: float | None = None
+    funding: float = 0.0
 
 
 SELECT_UNCOMPARED = """
-SELECT count(d.sequence) AS too_large, count(*) - count(d.sequence) AS unsimulated
+SELECT count(d.sequence) AS too_large, count(*) - count(d.sequence) AS unsimulated,
+       (SELECT 10000 * sum(fee) / sum(quantity * price) FROM fills WHERE created_at >= $1)::float8 AS fees_bps,
+       (SELECT coalesce(-sum(amount), 0) FROM funding_payments WHERE created_at >= $1)::float8 AS funding,
+       (SELECT count(*) FROM venue_orders
+        WHERE status = 'DONE' AND filled < quantity AND request_id IS NOT NULL AND changed_at >= $1) AS unfilled
 FROM fills f LEFT JOIN fill_drift d ON d.account_id = f.account_id AND d.sequence = f.sequence
 WHERE f.created_at >= $1 AND d.drift_bps IS NULL
 """
