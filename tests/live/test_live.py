@@ -453,8 +453,11 @@ async def buy_and_lose_stops(bench: Bench) -> None:
 
 async def test_a_stop_refused_by_the_venue_is_watched_by_the_service(bench: Bench) -> None:
     await buy_and_lose_stops(bench)
-    await bench.synchronize()
+    for _ in range(3):
+        await bench.cycle(5)
     assert bench.venue.ledger.standing(1) == []
+    for kind in ("stop", "target"):
+        assert f"the {kind} of BTC is not at the venue; it is watched here" in bench.exchange.troubles["apex"]
     await bench.see({"BTC": "89990.0"})
     await bench.synchronize()
     assert bench.account().positions == {}

@@ -1,4 +1,9 @@
-"""Random fault schedules: after any faults of venue, network, people and power, the books equal the venue's.
+"""Random fault schedules: faults of venue, network, people and power never go unnoticed, and leave no trace.
+
+After each cycle of five seconds, books and venue are compared. A position in the books has the stop of its plan within
+15 seconds if the venue answers and accepts it, and books and orders equal the venue's within 60 seconds; otherwise an
+alarm stands. What the service itself cancels or is killed in the middle of leaves no position without its stop even for
+one cycle. Once the faults end, everything agrees, and no alarm is left.
 
 HYPOTHESIS_PROFILE=nightly runs 500 schedules per venue; FAULT_SCHEDULES sets the number for both. To repeat a failed
 schedule, run its block.
@@ -35,18 +40,19 @@ VENUES = [
 ]
 """The blocks of seeds: the even ones for one venue, the odd ones for the other."""
 
-STEPS_MAX = 10
-LOOKS_MAX = 12
-WITHIN = {"stop": timedelta(seconds=15), "books": timedelta(seconds=60)}
-"""How long a position may be without the stop of its plan, and the books unlike the venue without an alarm."""
+TOLERANCE = D(1)
+"""For funding that the venue did not show in time and that was booked by its formula."""
 
-REFUSED_WITHIN = timedelta(seconds=60)
-"""The former, while the venue loses or refuses the attempts to place it."""
+STEPS_MAX = 10
+LOOKS_MAX = 15
+CYCLE_S = 5
+WITHIN = {"stop": timedelta(seconds=15), "books": timedelta(seconds=60)}
+"""How long without an alarm a position may be without the stop of its plan, and books and orders unlike the venue's."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "block"), VENUES)
-async def test_the_books_equal_the_venues_after_every_fault_schedule(
+async def test_no_schedule_leaves_a_position_without_its_stop_or_the_books_wrong_unnoticed(
     database: Database, kind: type[FakeExchange], block: int
 ) -> None:
     async with prepared(database, kind) as bench:
@@ -57,20 +63,16 @@ async def test_the_books_equal_the_venues_after_every_fault_schedule(
         await bench.tell()
         try:
             for seed in range(block, SCHEDULES, len(VENUES)):
-                await one_schedule(bench, seed)
+                schedule = Schedule(bench, seed)
+                try:
+                    await schedule.run()
+                    await schedule.settle()
+                    await bench.agree(within=TOLERANCE)
+                    await schedule.answers_are_true()
+                except AssertionError as error:
+                    raise AssertionError(f"seed {seed}: {', '.join(schedule.told)}: {error}") from error
         finally:
             await bench.stop()
-
-
-async def one_schedule(bench: Bench, seed: int) -> None:
-    schedule = Schedule(bench, seed)
-    await schedule.run()
-    await schedule.settle()
-    try:
-        await bench.agree()
-        await schedule.answers_are_true()
-    except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {schedule.told}") from error
 
 
 class Schedule:
@@ -82,20 +84,26 @@ class Schedule:
         self.seed = seed
         self.random = Random(seed)
         bench.venue.random = Random(seed)
-        bench.venue.refuses_streams = seed % 3 == 0
+        bench.venue.refuses_streams, bench.venue.keeps_child_ids = seed % 3 == 0, seed % 4 != 0
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
+        self.since: dict[tuple[str, str], datetime] = {}
 
     @property
     def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
         """What may happen, with its weight."""
         return (
-            (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
-            (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
-            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1), (self.streams, 4),
+            (self.order, 8), (self.part, 4), (self.limit, 3), (self.cancel, 1), (self.plan, 5), (self.move, 5),
+            (self.hour, 1), (self.hand, 2), (self.liquidation, 4), (self.delisting, 1), (self.outage, 1),
+            (self.nonce, 1), (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 3), (self.lose, 1),
+            (self.streams, 3),
         )  # fmt: skip
 
     async def run(self) -> None:
+        if self.random.random() < 0.5:  # a person empties the account
+            for symbol, market_id in IDS.items():
+                if held := self.venue.positions().get(market_id):
+                    self.venue.trade_by_hand(symbol, str(-held))
         kinds, weights = zip(*self.doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
             self.break_things()
@@ -103,18 +111,20 @@ class Schedule:
             self.told.append(doing.__name__)
             with suppress(TraderError):  # an unknown answer, or an unreachable venue, which later actions must handle
                 await doing()
-            await self.pass_after()
+            await self.pass_time(self.random.choice((5, 15, 40)))
             if self.random.random() < 0.5:
                 self.venue.deliver()
 
-    async def pass_after(self) -> None:
-        """Let no time pass after an action."""
+    async def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds // CYCLE_S):
+            await self.bench.cycle(CYCLE_S)
+            self.compare()
 
     def break_things(self) -> None:
         random, venue = self.random, self.venue
-        venue.fault_at_random(random, share=random.choice((0.0, 0.1, 0.4, 0.8)))
+        venue.fault_at_random(random, share=random.choice((0.0, 0.0, 0.1, 0.3, 0.8)))
         venue.fill_share = random.choice((D(1), D(1), D("0.3"), D(0)))
-        venue.hides_trades = random.choice((0, 0, 0, 2, 15))
+        venue.hides_trades = random.choice((0, 0, 0, 0, 2, 15))
         venue.doubles_trades = random.random() < 0.3
         venue.refused_types = random.choice((set(), set(), set(), {2}, {4}, {2, 4}))
         venue.stale_nonces = random.choice((0, 0, 0, 1, 5))
@@ -129,14 +139,23 @@ class Schedule:
         random = self.random
         symbol = random.choice(SYMBOLS)
         size = D(random.randint(10, 500)).scaleb(-3) * (1 if symbol == "BTC" else 20)
-        plan = self.some_plan(symbol) if random.random() < 0.6 else None
-        side = OrderSide.BUY if plan is not None or random.random() < 0.4 else OrderSide.SELL
+        side = random.choice((OrderSide.BUY, OrderSide.BUY, OrderSide.SELL))
+        plan = self.some_plan(symbol, side.direction) if random.random() < 0.7 else None
         fields = {
-            "symbol": symbol, "leverage": D(10), "exit_plan": plan,
+            "side": side, "quantity": str(size), "symbol": symbol, "leverage": D(10), "exit_plan": plan,
             "reduce_only": plan is None and random.random() < 0.4,
             "client_order_id": f"{self.seed}:{len(self.told)}", **more,
         }  # fmt: skip
-        self.answers.append(await self.bench.place(side, str(size), **fields))
+        self.answers.append(await self.bench.place(fields.pop("side"), fields.pop("quantity"), **fields))
+
+    async def part(self) -> None:
+        """Reduce a position, whose stop then has another size."""
+        if held := list(self.bench.account().positions.values()):
+            position = self.random.choice(held)
+            size = (position.quantity / self.random.choice((1, 2, 3))).quantize(D("0.0001"))
+            side = OrderSide.SELL if position.is_long else OrderSide.BUY
+            more = {"symbol": position.symbol, "reduce_only": True, "exit_plan": None}
+            await self.order(side=side, quantity=str(size), **more)
 
     async def limit(self) -> None:
         away = 1 - D(self.random.randint(-5, 30)) / 1000
@@ -152,14 +171,17 @@ class Schedule:
     async def plan(self) -> None:
         if held := list(self.bench.account().positions):
             symbol = self.random.choice(held)
-            await self.bench.exchange.set_exit_plan("apex", symbol, self.some_plan(symbol))
+            direction = self.bench.account().positions[symbol].side.direction
+            await self.bench.exchange.set_exit_plan("apex", symbol, self.some_plan(symbol, direction))
 
-    def some_plan(self, symbol: str) -> ExitPlan:
+    def some_plan(self, symbol: str, direction: int) -> ExitPlan:
         mid, random = self.venue.markets[symbol].mid, self.random
         return ExitPlan(
-            stop=mid * (1 - D(random.randint(5, 40)) / 1000) if random.random() < 0.8 else None,
-            target=mid * (1 + D(random.randint(5, 40)) / 1000) if random.random() < 0.6 else None,
-            invalidation_price=mid * (1 - D(random.randint(4, 30)) / 1000) if random.random() < 0.2 else None,
+            stop=mid * (1 - direction * D(random.randint(5, 40)) / 1000) if random.random() < 0.8 else None,
+            target=mid * (1 + direction * D(random.randint(5, 40)) / 1000) if random.random() < 0.6 else None,
+            invalidation_price=mid * (1 - direction * D(random.randint(4, 30)) / 1000)
+            if random.random() < 0.2
+            else None,
             time_exit=self.bench.clock.now() + timedelta(seconds=random.randint(1, 900))
             if random.random() < 0.2
             else None,
@@ -172,27 +194,21 @@ class Schedule:
             ),
         )
 
-    async def look(self) -> None:
-        await self.bench.synchronize()
-
     # Spontaneous events
 
     async def move(self) -> None:
-        moved = {
-            symbol: str(
-                (self.venue.markets[symbol].mid * (1 + D(self.random.randint(-25, 25)) / 1000)).quantize(D("0.1"))
-            )
-            for symbol in SYMBOLS
-        }
-        await self.bench.see(moved, after_s=self.random.choice((1, 10, 70)))
+        for symbol in SYMBOLS:
+            mid = self.venue.markets[symbol].mid * (1 + D(self.random.randint(-25, 25)) / 1000)
+            self.venue.reach(symbol, str(mid.quantize(D("0.1"))))
+        await self.bench.tell()
 
     async def hour(self) -> None:
         """The venue pays funding, and may report it only after a synchronization."""
         await self.bench.see({}, after_s=3600)
+        self.since = {}
         self.venue.hides_fundings = self.random.random() < 0.3 and self.bench.clock.now().minute < 10
         try:
-            if self.random.random() < 0.5:
-                await self.bench.synchronize()
+            await self.pass_time(self.random.choice((0, 15)))
         finally:
             self.venue.hides_fundings = False
 
@@ -209,31 +225,41 @@ class Schedule:
             self.venue.hidden.add(self.random.choice(standing))
 
     async def streams(self) -> None:
-        """The account is followed for some cycles, or the stream is cut."""
+        """The account is followed, or the stream is cut."""
         if self.random.random() < 0.3:
             await self.venue.cut()
-            return
-        if not self.venue.refuses_streams:
+        elif not self.venue.refuses_streams:
             await self.bench.follow()
-        for _ in range(self.random.randint(1, 3)):
-            await self.bench.cycle(10)
 
     async def hand(self) -> None:
-        self.venue.trade_by_hand(self.random.choice(SYMBOLS), str(D(self.random.randint(-300, 300) or 7).scaleb(-3)))
+        symbol, size = self.random.choice(SYMBOLS), D(self.random.randint(-300, 300) or 7).scaleb(-3)
+        held = self.venue.positions().get(IDS[symbol], D(0))
+        self.venue.trade_by_hand(symbol, str(-2 * held if held and self.random.random() < 0.4 else size))
 
     async def liquidation(self) -> None:
+        """The venue cancels all orders and takes positions away; it may accept no stop for the rest at first."""
+        if not self.venue.positions():
+            await self.order(exit_plan=self.some_plan("BTC", 1), side=OrderSide.BUY, symbol="BTC", quantity="0.2")
+        self.venue.refused_types = self.random.choice((set(), {2}))
         for symbol, market_id in IDS.items():
             held = self.venue.positions().get(market_id, D(0))
-            if held and self.random.random() < 0.6:
-                part = (held * self.random.choice((D("0.5"), D(1)))).quantize(D("0.0001"))
+            if held and self.random.random() < 0.8:
+                part = (held * self.random.choice((D("0.3"), D("0.5"), D(1)))).quantize(D("0.0001"))
                 self.venue.liquidate(symbol, str(-part))
+        await self.pass_time(self.random.choice((5, 45)))
+
+    async def delisting(self) -> None:
+        market = self.venue.markets[self.random.choice(SYMBOLS)]
+        market.status = "inactive"
+        await self.pass_time(15)
+        market.status = "active"
 
     async def outage(self) -> None:
         self.venue.is_down = True
         try:
             with suppress(TraderError):
                 await self.order()
-            await self.bench.synchronize()
+            await self.pass_time(30)
         finally:
             self.venue.is_down = False
 
@@ -255,48 +281,78 @@ class Schedule:
                 await self.order()
             with suppress(TraderError):
                 await self.plan()
-            await self.bench.synchronize()
+            await self.pass_time(5)
         finally:
             writer.write = honest  # type: ignore[method-assign]
 
     async def power_cut(self) -> None:
         """The supervisor starts the service again until it leads: the venue may not answer at a start."""
+        await self.bench.kill()
         while True:
-            await self.bench.kill()
             with suppress(TraderError):
                 await self.bench.start()
                 break
+            await self.bench.kill()
         await self.bench.tell()
 
     async def power_cut_within(self) -> None:
-        """The power fails while an order is being sent."""
-        placing = asyncio.create_task(self.order())
+        """The power fails while an order is being sent, which has its stop if it fills."""
+        flat = [symbol for symbol in SYMBOLS if IDS[symbol] not in self.venue.positions()]
+        symbol = self.random.choice(flat or SYMBOLS)
+        plan = ExitPlan(stop=(self.venue.markets[symbol].mid * D("0.97")).quantize(D("0.1")))
+        more = {"symbol": symbol, "exit_plan": plan, "reduce_only": False} if flat else {}
+        placing = asyncio.create_task(self.order(**more))
         for _ in range(self.random.randint(1, 60)):
             await asyncio.sleep(self.random.choice((0, 0, 0.001)))  # the moment is random
-        await self.power_cut()
+        await self.bench.kill()
         placing.cancel()
         with suppress(TraderError, asyncio.CancelledError):
             await placing
+        if flat and self.venue.positions().get(IDS[symbol], 0) > 0:
+            assert self.venue.ledger.is_stopped(IDS[symbol]), f"{symbol}: an order filled without its stop"
+        await self.power_cut()
+
+    # What is always true
+
+    def compare(self) -> None:
+        """Note what is wrong without an alarm, and fail when it has been for too long."""
+        account, venue, now, wrong = self.bench.account(), self.venue, self.bench.clock.now(), set[tuple[str, str]]()
+        lacking = {market_id for market_id, *_ in self.bench.lacks_protection()}
+        for symbol, market_id in IDS.items():
+            position, theirs = account.positions.get(symbol), venue.positions().get(market_id, D(0))
+            ours = D(0) if position is None else position.side.direction * position.quantity
+            is_closing = position is not None and position.closing is not None
+            if ours != theirs or is_closing or market_id in lacking:
+                wrong.add((symbol, "books"))
+            stopped = position is not None and position.exit_plan.stop is not None and not is_closing
+            if stopped and ours == theirs and not venue.ledger.is_stopped(market_id):
+                wrong.add((symbol, "stop"))
+            bared = {order.client_index for order in venue.bared if order.market_id == market_id} - venue.hidden
+            assert not (stopped and ours == theirs and bared), f"{symbol}: a stop was canceled before another stood"
+        venue.bared.clear()
+        self.since = {} if self.bench.exchange.troubles else {each: self.since.get(each, now) for each in wrong}
+        for (symbol, what), since in self.since.items():
+            assert now - since <= WITHIN[what], f"{symbol}: its {what} has been wrong since {since:%T}, now {now:%T}"
 
     # The end
 
     async def settle(self) -> None:
-        """The faults end, a person closes foreign positions, and the service synchronizes a few times."""
-        venue, bench = self.venue, self.bench
+        """The faults end: what is wrong now is noticed or mended in time, and in the end nothing is wrong."""
         self.mend()
-        venue.refuses_streams = True
-        await venue.cut()  # five real minutes would have everything requested, too
+        self.since = {}
+        await self.pass_time(100)
         for _ in range(LOOKS_MAX):
-            await bench.see({}, after_s=61)
-            await bench.synchronize()
-            for symbol in SYMBOLS:
-                position = bench.account().positions.get(symbol)
-                ours = position.side.direction * position.quantity if position is not None else D(0)
-                theirs = venue.positions().get(IDS[symbol], D(0))
-                if ours != theirs:
-                    self.told.append(f"a person trades {ours - theirs} {symbol}")
-                    venue.trade_by_hand(symbol, str(ours - theirs))
-        await bench.synchronize()
+            await self.bench.see({}, after_s=61)
+            await self.bench.cycle(CYCLE_S)
+            if not self.bench.exchange.troubles:
+                break
+            if "is not ours" in self.bench.exchange.troubles["apex"]:  # a person cancels it, as the alarm asks
+                for order in self.venue.orders.values():
+                    if order.status == "pending" and order.parent is not None:
+                        order.status = "canceled"
+        self.venue.refuses_streams = True
+        await self.venue.cut()  # five real minutes would have everything requested, too
+        await self.bench.cycle(13)
 
     def mend(self) -> None:
         venue = self.venue
@@ -322,91 +378,3 @@ class Schedule:
                 assert filled == 0
             else:
                 assert filled >= answer.total_quantity
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "block"), VENUES)
-async def test_no_schedule_leaves_a_position_without_its_stop_or_the_books_wrong_unnoticed(
-    database: Database, kind: type[FakeExchange], block: int
-) -> None:
-    async with prepared(database, kind) as bench:
-        await add_model(database, "apex")
-        bench.venue.ledger.deposit = D(100_000)
-        await bench.start()
-        await bench.tell()
-        try:
-            for seed in range(block, SCHEDULES, len(VENUES)):
-                schedule = Watched(bench, seed)
-                try:
-                    await schedule.run()
-                    await schedule.settle()
-                except AssertionError as error:
-                    raise AssertionError(f"seed {seed}: {schedule.told}") from error
-        finally:
-            await bench.stop()
-
-
-class Watched(Schedule):
-    """A schedule in whose time the service runs: after each cycle of five seconds, venue and books are compared."""
-
-    def __init__(self, bench: Bench, seed: int) -> None:
-        super().__init__(bench, seed)
-        self.since: dict[tuple[str, str], datetime] = {}
-        self.is_faulty = True
-
-    @property
-    def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
-        return (
-            (self.order, 8), (self.limit, 2), (self.plan, 4), (self.move, 4), (self.hand, 1), (self.liquidation, 2),
-            (self.outage, 1), (self.nonce, 1), (self.power_cut, 2), (self.power_cut_within, 2), (self.streams, 2),
-        )  # fmt: skip
-
-    async def pass_after(self) -> None:
-        await self.pass_time(self.random.choice((5, 15, 40)))
-
-    async def settle(self) -> None:
-        """The faults end: what is wrong now is noticed or mended in time."""
-        self.mend()
-        self.is_faulty, self.since = False, {}
-        await self.pass_time(100)
-
-    async def move(self) -> None:
-        for symbol in SYMBOLS:
-            mid = self.venue.markets[symbol].mid * (1 + D(self.random.randint(-15, 15)) / 1000)
-            self.venue.reach(symbol, str(mid.quantize(D("0.1"))))
-        await self.bench.tell()
-
-    async def outage(self) -> None:
-        self.venue.is_down = True
-        await self.pass_time(30)
-        self.venue.is_down = False
-
-    async def pass_time(self, seconds: int) -> None:
-        for _ in range(seconds // 5):
-            await self.bench.cycle(5)
-            self.compare()
-
-    def compare(self) -> None:
-        account, now, found = self.bench.account(), self.bench.clock.now(), set()
-        for symbol, market_id in IDS.items():
-            position, theirs = account.positions.get(symbol), self.venue.positions().get(market_id, D(0))
-            ours = D(0) if position is None else position.side.direction * position.quantity
-            if ours != theirs and not self.bench.exchange.troubles:
-                found.add((symbol, "books"))
-            stops = [
-                order.quantity
-                for order in self.venue.ledger.standing(market_id)
-                if order.type == "stop-loss" and order.sign * theirs < 0
-            ]
-            wants = position is not None and position.exit_plan.stop is not None and position.closing is None
-            if (
-                ours == theirs != 0
-                and wants
-                and not self.venue.refused_types
-                and max(stops, default=D(0)) < abs(theirs)
-            ):
-                found.add((symbol, "stop"))
-        self.since = {each: self.since.get(each, now) for each in found}
-        for (symbol, what), since in self.since.items():
-            within = REFUSED_WITHIN if what == "stop" and self.is_faulty else WITHIN[what]
-            assert now - since <= within, f"{symbol}: its {what} has been wrong since {since}"

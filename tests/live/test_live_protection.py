@@ -266,6 +266,20 @@ async def test_a_post_only_order_is_refused_here_or_at_the_venue_rather_than_tak
     await bench.agree()
 
 
+@pytest.mark.parametrize("change", ["no id", "smaller"])
+async def test_a_stop_that_is_not_the_one_in_the_books_is_replaced(bench: Bench, change: str) -> None:
+    bench.venue.keeps_child_ids = change != "no id"
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    if change == "smaller":
+        for order in bench.venue.ledger.standing(BTC):
+            order.quantity, order.changed_ms = D("0.05"), order.changed_ms + 1
+    for _ in range(10):
+        await bench.cycle(5)
+        assert stops(bench)
+    assert dict(bench.exchange.troubles) == {}
+    await bench.agree()
+
+
 # Late reads
 
 

@@ -175,6 +175,9 @@ class FakeExchange(AccountStreams):
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
 
+        self.bared: list[Standing] = []
+        """The stops whose cancellation left a part of a position without one."""
+
         self._trade_id = 7000
         self._order_count = 0
         self._sequence = 0
@@ -502,7 +505,10 @@ class FakeExchange(AccountStreams):
             elif kind == CANCEL_ALL:
                 self._schedule(ledger, transaction)
             elif kind == CANCEL and (order := _find(ledger, transaction["Index"])) is not None:
-                order.status = order.status if order.is_final else "canceled"
+                if not order.is_final:
+                    order.status = "canceled"
+                    if order.type == "stop-loss" and not ledger.is_stopped(order.market_id):
+                        self.bared.append(order)
                 for child in order.children if not order.filled else ():
                     child.status = "canceled-child"
 

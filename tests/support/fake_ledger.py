@@ -189,6 +189,12 @@ class Ledger:
     def standing(self, market_id: int) -> list[Standing]:
         return [order for order in self.orders.values() if order.market_id == market_id and order.is_active]
 
+    def is_stopped(self, market_id: int) -> bool:
+        """Return whether stops close the whole position of a market."""
+        held = self.positions().get(market_id, Decimal(0))
+        stops = [order for order in self.standing(market_id) if order.type == "stop-loss" and order.sign * held < 0]
+        return sum(order.quantity for order in stops) >= abs(held)
+
     def take(self, market_id: int, quantity: Decimal, price: Decimal) -> None:
         """Change a position by a signed quantity: closing realizes the difference to the average entry."""
         held, cost = self.held.get(market_id, (Decimal(0), Decimal(0)))

@@ -45,6 +45,9 @@ used, unless something was pushed or differs."""
 _ORDERS_KEPT: Final = 5
 """Room for an entry with its stop and target, and for a stop and target that replace others."""
 
+_PROTECTED_WITHIN, _CLOSED_WITHIN = timedelta(seconds=8), timedelta(seconds=30)
+"""How long a stop may be missing, and a position be open after its exit has fired, before the account opens nothing."""
+
 _FAILURES_MAX: Final = 3
 """After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
 
@@ -76,7 +79,14 @@ class LiveAccount:
     @property
     def trouble(self) -> str | None:
         """Why the account may open nothing; reducing is allowed."""
-        return "; ".join(filter(None, (self._outbox.trouble, self._reconciler.trouble))) or None
+        texts = [self._outbox.trouble, self._reconciler.trouble]
+        for since, within, what in (
+            (self._protective_orders.missing, _PROTECTED_WITHIN, "the {} is not at the venue; it is watched here"),
+            (self._exits.fired_at, _CLOSED_WITHIN, "the exit from {} has fired and is not filled"),
+        ):
+            now = self._context.clock.now()
+            texts += [what.format(each) for each, at in since.items() if interval_elapsed(at + within, within, now)]
+        return "; ".join(filter(None, texts)) or None
 
     @property
     def undecided(self) -> Collection[str]:
@@ -211,7 +221,7 @@ class LiveAccount:
             following = self._outbox.following
             steps = [self._outbox.resolve, self._outbox.poll, self._cancel_pointless, self._protective_orders.sync]
             if looks:
-                self._looked_at, self._is_hinted = self._synchronized_at, False
+                self._looked_at, self._is_hinted, self._looked_following = self._synchronized_at, False, 0
                 book_funding = partial(self._ledger.book_funding, self._outbox.records)
                 steps += [book_funding, self._reconciler.compare, self._read_fees, self._watch_ladder]
             await run_each(act() for step in steps for act in (self._exits.execute, step))

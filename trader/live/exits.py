@@ -19,7 +19,6 @@ log = logging.getLogger("trader.live")
 _RETRY_AFTER: Final = timedelta(seconds=10)
 """Delay before an exit that the venue refused is sent again."""
 
-
 _FIRES_WITHIN: Final = timedelta(seconds=10)
 """How long a stop or target may wait at the venue after its price was reached there by our marks."""
 
@@ -32,26 +31,26 @@ class Exits:
         self._ledger = ledger
         self._outbox = outbox
         self._retry_at: dict[str, datetime] = {}
-        self._fired_at: dict[str, datetime] = {}
+        self.fired_at: dict[str, datetime] = {}
+        """Since when the exit plans of the open positions fire."""
 
     def are_due(self) -> bool:
         """Return whether an exit plan fires at the latest marks and was not just refused."""
-        positions = self._ledger.account.positions.items()
-        return any(
-            self._due(position) is not None and not self._was_just_refused(symbol) for symbol, position in positions
-        )
+        return any(self._due(position) is not None for position in self._ledger.account.positions.values())
 
     async def execute(self) -> None:
         """Close at market the positions whose exit plans fire; an error of one market stops no other.
 
         :raises Unavailable: the database cannot answer now, or this process no longer trades
         """
-        await run_each(self._exit(position) for position in list(self._ledger.account.positions.values()))
+        positions = self._ledger.account.positions
+        self.fired_at = {symbol: at for symbol, at in self.fired_at.items() if symbol in positions}
+        await run_each(self._exit(position) for position in list(positions.values()))
 
     async def _exit(self, position: Position) -> None:
         context, outbox, symbol = self._context, self._outbox, position.symbol
         cause, now = self._due(position), context.clock.now()
-        if cause is None or symbol in outbox.closing or self._was_just_refused(symbol):
+        if cause is None or symbol in outbox.closing:
             return
         account_id = self._ledger.account_id
         if (refusal := refusal_of_price(context.market, symbol, now)) is not None:
@@ -71,21 +70,17 @@ class Exits:
             self._retry_at[symbol] = now + _RETRY_AFTER
 
     def _due(self, position: Position) -> Cause | None:
-        """Return the trigger that fires here, except one whose stop or target just should have fired at the venue."""
-        mark, now = self._context.market.marks.get(position.symbol), self._context.clock.now()
+        """Return the trigger that fires here, except one just refused or that just should have fired at the venue."""
+        mark, now, symbol = self._context.market.marks.get(position.symbol), self._context.clock.now(), position.symbol
         cause = None if mark is None else fired_trigger(position, mark, now)
         if cause is None:
-            self._fired_at.pop(position.symbol, None)
-        if cause is None or position.closing is not None:
-            return cause
-        stands = any(
-            sent.symbol == position.symbol and sent.is_protective and CAUSES[sent.order.type] is cause
+            self.fired_at.pop(symbol, None)
+            return None
+        fired_at, retry_at = self.fired_at.setdefault(symbol, now), self._retry_at.get(symbol)
+        if retry_at is not None and not interval_elapsed(retry_at, _RETRY_AFTER, now):
+            return None
+        waits = position.closing is None and any(
+            sent.symbol == symbol and sent.is_protective and CAUSES[sent.order.type] is cause
             for sent in self._outbox.protective_orders()
         )
-        fired_at = self._fired_at.setdefault(position.symbol, now)
-        is_late = interval_elapsed(fired_at + _FIRES_WITHIN, _FIRES_WITHIN, now)
-        return None if stands and not is_late else cause
-
-    def _was_just_refused(self, symbol: str) -> bool:
-        retry_at = self._retry_at.get(symbol)
-        return retry_at is not None and not interval_elapsed(retry_at, _RETRY_AFTER, self._context.clock.now())
+        return None if waits and not interval_elapsed(fired_at + _FIRES_WITHIN, _FIRES_WITHIN, now) else cause

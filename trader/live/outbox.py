@@ -71,6 +71,8 @@ class Outbox:
         self._waiting: dict[int, str] = {}
         self._changed_at: dict[str, datetime] = {}
         self._quotes: dict[int, Quote | None] = {}
+        self.lost: dict[int, bool] = {}
+        """The standing orders that the venue does not show as they were sent, and whether it shows them at all."""
 
     @property
     def unsettled(self) -> frozenset[str]:
@@ -194,9 +196,11 @@ class Outbox:
         shown = sorted(states.items(), key=lambda item: item[1].venue_index)
         changed = [(standing[index], state) for index, state in shown]
         booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
-        now, unseen = self._context.clock.now(), [sent for index, sent in standing.items() if index not in states]
-        gone = (self.cancel(each) for each in unseen if interval_elapsed(each.changed_at + LAG_MAX, LAG_MAX, now))
-        await run_each(chain(booked, gone))
+        now, gone = self._context.clock.now(), [sent for index, sent in standing.items() if index not in states]
+        gone = [each for each in gone if interval_elapsed(each.changed_at + LAG_MAX, LAG_MAX, now)]
+        self.lost = dict.fromkeys((each.client_index for each in gone), False)
+        # A stop or target is canceled after its successor has been placed.
+        await run_each(chain(booked, (self.cancel(each) for each in gone if not each.is_protective)))
 
     async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
         """Cancel an order and book its fills so far. Return whether it is certainly no longer open."""

@@ -44,13 +44,16 @@ class ProtectiveOrders:
         self._ledger = ledger
         self._outbox = outbox
         self._refused: dict[ProtectiveTerms, datetime] = {}
+        self.missing: dict[str, datetime] = {}
+        """Since when stops and targets have been missing at the venue."""
 
     def wanted(self) -> list[ProtectiveTerms]:
         """Return the terms of the exit plans, except in markets with an undecided stop or target."""
         return terms_of_account(self._ledger.account, self._context.rules.markets, self._outbox.protecting)
 
     def standing(self) -> dict[ProtectiveTerms, SentOrder]:
-        return {terms_of_sent(sent): sent for sent in self._outbox.protective_orders()}
+        orders = self._outbox.protective_orders()
+        return {terms_of_sent(sent): sent for sent in orders if sent.client_index not in self._outbox.lost}
 
     async def sync(self) -> None:
         """Place missing protective orders, then cancel superfluous ones. Raise as `Outbox.refresh` does.
@@ -64,15 +67,18 @@ class ProtectiveOrders:
         superseded = [sent for sent in limits if terms_of_sent(sent) not in self.wanted()]
         await run_each(self._cancel_unwanted(sent, set()) for sent in superseded)  # others need their share
         self._refused = {key: at for key, at in self._refused.items() if not interval_elapsed(at, _RETRY_AFTER, now)}
-        missing = [terms for terms in self.wanted() if not (terms in self.standing() or terms in self._refused)]
-        await run_each(self._place(terms) for terms in missing)
+        missing = [terms for terms in self.wanted() if terms not in self.standing()]
+        names = [f"{terms.type} of {terms.symbol}" for terms in missing]
+        self.missing = {name: self.missing.get(name, now) for name in names}
+        await run_each(self._place(terms) for terms in missing if terms not in self._refused)
         wanted = set(self.wanted())
         await run_each(self._cancel_unwanted(sent, wanted) for sent in self._outbox.protective_orders())
 
     async def _cancel_unwanted(self, sent: SentOrder, wanted: set[ProtectiveTerms]) -> None:
         """Cancel an order, unless it is the first with wanted terms, which are then met."""
         terms, position = terms_of_sent(sent), self._ledger.account.positions.get(sent.symbol)
-        if terms in wanted:
+        outbox, is_shown = self._outbox, self._outbox.lost.get(sent.client_index)
+        if is_shown is None and terms in wanted:
             wanted.discard(terms)
             return
         is_closing = position is not None and position.closing is not None
@@ -81,9 +87,11 @@ class ProtectiveOrders:
             (other.symbol, other.type) == (terms.symbol, terms.type) and other not in self.standing()
             for other in self.wanted()
         )
-        if terms.symbol in self._outbox.unsettled or is_closing or waits:
-            return
-        await self._outbox.cancel(sent, "its position is gone or its plan has changed")
+        if is_shown is False:  # it may have ended long ago
+            if terms.symbol not in outbox.protecting:
+                await outbox.cancel(sent)
+        elif not (terms.symbol in outbox.unsettled or is_closing or waits):
+            await outbox.cancel(sent, "its position is gone or its plan has changed")
 
     async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         """Replace the exit plan of a position. Return None when it is set, else why the old one stays.

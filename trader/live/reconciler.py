@@ -5,12 +5,10 @@ orders for the account until a later report agrees.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
-
-import msgspec
 
 from trader.core.clock import interval_elapsed
 from trader.core.events import VenueDiffers
@@ -91,6 +89,7 @@ class Reconciler:
         self._announce(differences)
         acted = [await self._act(difference, report) for difference in self._settled(differences)]
         if await self._explain(differences, report) or any(acted):
+            await self._protective_orders.sync()
             differences = self._compared(await self._outbox.records.report())
             self._announce(differences)
         stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
@@ -119,17 +118,17 @@ class Reconciler:
         ]
 
     def _ledger_report(self) -> LedgerReport:
-        account, standing = self._ledger.account, self._protective_orders.standing()
+        account, held, standing = self._ledger.account, self._ledger.held, self._protective_orders.standing()
         triggered = {terms: sent for terms, sent in standing.items() if sent.is_protective}
-        wanted = {sent.client_index: _protective_order(terms) for terms, sent in triggered.items()}
+        wanted = {sent.client_index: _protective_order(terms, held) for terms, sent in triggered.items()}
         missing = (
             terms
             for terms in self._protective_orders.wanted()
             if terms not in standing and terms.type is not VenueOrderType.LIMIT
         )
-        wanted |= {-number: _protective_order(terms) for number, terms in enumerate(missing, start=1)}
+        wanted |= {-number: _protective_order(terms, held) for number, terms in enumerate(missing, start=1)}
         return LedgerReport(
-            positions=self._ledger.held,
+            positions=held,
             protective_orders=wanted,
             resting=frozenset(
                 index
@@ -157,13 +156,14 @@ class Reconciler:
     # Actions
 
     async def _act(self, difference: VenueDifference, report: VenueReport) -> bool:
-        """Cancel an order if that is the rule. Return whether anything was done."""
-        index, outbox, open_orders = difference.client_index, self._outbox, self._ledger.open_orders
+        """Cancel an order if that is the rule, one of ours after its successor. Return whether anything was done."""
+        index, outbox = difference.client_index, self._outbox
         if difference.action is not Action.CANCEL or index is None or index not in report.protective_orders:
             return False
-        if (sent := open_orders.get(index)) is not None:
-            return await outbox.cancel(sent, "its position is gone")
-        await outbox.cancel_foreign(report.protective_orders[index].symbol, index)
+        if index in self._ledger.open_orders:
+            outbox.lost[index] = True
+        else:
+            await outbox.cancel_foreign(report.protective_orders[index].symbol, index)
         return True
 
     async def _explain(self, differences: list[VenueDifference], report: VenueReport) -> bool:
@@ -178,7 +178,6 @@ class Reconciler:
             self._book_foreign_trades(symbol, report)
             for symbol in self._context.rules.markets.keys() & symbols - self._outbox.unsettled
         )
-        await self._protective_orders.sync()
         return True
 
     def _has_new_gap(self, differences: list[VenueDifference], report: VenueReport) -> bool:
@@ -228,5 +227,7 @@ def _balance(account: Account) -> Decimal:
     )
 
 
-def _protective_order(terms: ProtectiveTerms) -> ProtectiveOrder:
-    return msgspec.convert(terms, ProtectiveOrder, from_attributes=True)
+def _protective_order(terms: ProtectiveTerms, held: Mapping[str, Decimal]) -> ProtectiveOrder:
+    """Return what of an order the venue must show: at least as much as is held."""
+    quantity = min(terms.quantity, abs(held.get(terms.symbol, ZERO)))
+    return ProtectiveOrder(terms.symbol, terms.type, terms.trigger, quantity)

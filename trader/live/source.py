@@ -154,7 +154,8 @@ class VenueSource:
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         listings = await self._load_listings()
-        followed = [self._followed[symbol] for symbol in self._symbols if _is_followed(listings.get(symbol))]
+        active = {symbol for symbol, listing in listings.items() if listing.is_active}
+        followed = [self._followed[symbol] for symbol in self._symbols if symbol in active]
         if not followed:
             raise MarketDataError(f"the venue trades none of {', '.join(self._symbols)}")
         async with AsyncExitStack() as stack:
@@ -338,10 +339,6 @@ class VenueSource:
     def open_interest(self, symbol: str) -> Decimal | None:
         market = self._followed.get(symbol)
         return None if market is None else market.open_interest
-
-
-def _is_followed(listing: Listing | None) -> bool:
-    return listing is not None and listing.is_active
 
 
 def _corners(minute: datetime, after: datetime, until: datetime) -> list[tuple[datetime, int]]:

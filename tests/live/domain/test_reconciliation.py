@@ -20,8 +20,8 @@ from trader.live.domain.reconciliation import (
 )
 
 D = Decimal
-STOP = ProtectiveOrder("BTC", VenueOrderType.STOP, D(93000))
-TARGET = ProtectiveOrder("BTC", VenueOrderType.TARGET, D(99000))
+STOP = ProtectiveOrder("BTC", VenueOrderType.STOP, D(93000), D("0.5"))
+TARGET = ProtectiveOrder("BTC", VenueOrderType.TARGET, D(99000), D("0.5"))
 LEDGER = LedgerReport(
     positions={"BTC": D("0.5"), "ETH": D(-2)},
     protective_orders={1: STOP, 2: TARGET},
@@ -96,9 +96,23 @@ def test_stop_and_target_are_removed_with_their_position_once_the_books_know() -
 
 def test_missing_and_misplaced_protective_orders_are_placed_again() -> None:
     assert kinds(venue=replace(VENUE, protective_orders={2: TARGET})) == [(DifferenceKind.PROTECTION_MISSING, "BTC")]
-    moved = replace(STOP, trigger=D(92000))
-    assert kinds(venue=replace(VENUE, protective_orders={1: moved, 2: TARGET})) == [
-        (DifferenceKind.PROTECTION_MISPLACED, "BTC")
+    for changed, is_found in (
+        ({"trigger": D(92000)}, True),
+        ({"trigger": D(93001)}, False),
+        ({"quantity": D("0.4")}, True),
+        ({"quantity": D(0)}, False),
+    ):
+        standing = {1: replace(STOP, **changed), 2: TARGET}
+        found_kinds = kinds(venue=replace(VENUE, protective_orders=standing))
+        assert found_kinds == [(DifferenceKind.PROTECTION_MISPLACED, "BTC")] * is_found
+
+
+def test_the_child_of_an_entry_without_our_id_is_canceled_once_ours_stands() -> None:
+    child = replace(STOP, is_child=True)
+    (difference,) = found(venue=replace(VENUE, protective_orders={**VENUE.protective_orders, 3: child}))
+    assert (difference.kind, difference.client_index) == (DifferenceKind.PROTECTION_DOUBLED, 3)
+    assert DifferenceKind.PROTECTION_DOUBLED not in [
+        kind for kind, _ in kinds(venue=replace(VENUE, protective_orders={2: TARGET, 3: child}))
     ]
 
 
@@ -144,6 +158,8 @@ protective_orders = st.dictionaries(
         st.sampled_from(("BTC", "ETH")),
         st.sampled_from((VenueOrderType.STOP, VenueOrderType.TARGET)),
         st.sampled_from((D(1), D(2))),
+        st.sampled_from((D(0), D(1), D(2))),
+        st.booleans(),
     ),
     max_size=3,
 )

@@ -506,8 +506,8 @@ async def test_the_report_has_positions_protective_orders_resting_orders_and_the
     await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000), "price": D(98000)}))
     await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
     protective_orders = {
-        order(2).client_index: ProtectiveOrder("BTC", VenueOrderType.STOP, D("93000.5")),
-        order(3).client_index: ProtectiveOrder("BTC", VenueOrderType.TARGET, D(99000)),
+        order(2).client_index: ProtectiveOrder("BTC", VenueOrderType.STOP, D("93000.5"), D("0.25")),
+        order(3).client_index: ProtectiveOrder("BTC", VenueOrderType.TARGET, D(99000), D("0.25")),
     }
     report = await account.records.report()
     assert report == VenueReport(

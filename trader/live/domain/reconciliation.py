@@ -16,6 +16,9 @@ import msgspec
 from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.venue_orders import VenueOrderType
 
+_ROUNDED: Final = Decimal("0.001")
+"""By what share of it the venue may have rounded a trigger, if its tick has changed."""
+
 
 class Action(StrEnum):
     """The response to a difference."""
@@ -38,8 +41,9 @@ class DifferenceKind(StrEnum):
     FLIPPED = "the venue holds the other side"
     PROTECTION_WITHOUT_POSITION = "a stop or target waits at the venue for a position that is gone"
     PROTECTION_MISSING = "the exit plan's order is not at the venue"
-    PROTECTION_MISPLACED = "the exit plan's order waits at the venue for another price"
+    PROTECTION_MISPLACED = "the exit plan's order waits at the venue for another price or quantity"
     RESTING_GONE = "an order that rests in the books is not open at the venue"
+    PROTECTION_DOUBLED = "an entry's stop or target waits at the venue beside the exit plan's"
     FOREIGN_ORDER = "an order at the venue is not ours"
     BALANCE = "the venue's balance differs from the books"
 
@@ -54,7 +58,8 @@ RULES: Final[Mapping[DifferenceKind, Action]] = MappingProxyType(
         DifferenceKind.FLIPPED: Action.BOOK,
         DifferenceKind.PROTECTION_WITHOUT_POSITION: Action.CANCEL,
         DifferenceKind.PROTECTION_MISSING: Action.PLACE,
-        DifferenceKind.PROTECTION_MISPLACED: Action.CANCEL,  # the next comparison finds it missing
+        DifferenceKind.PROTECTION_MISPLACED: Action.CANCEL,  # it is then placed as missing
+        DifferenceKind.PROTECTION_DOUBLED: Action.CANCEL,
         DifferenceKind.RESTING_GONE: Action.BOOK,
         DifferenceKind.FOREIGN_ORDER: Action.STOP,
         DifferenceKind.BALANCE: Action.STOP,
@@ -63,14 +68,20 @@ RULES: Final[Mapping[DifferenceKind, Action]] = MappingProxyType(
 
 
 class ProtectiveOrder(msgspec.Struct, frozen=True):
-    """A stop or target of the position in a market."""
+    """A stop or target of the position in a market. A `quantity` of zero stands for the whole position.
+
+    `is_child`: it was sent with an entry.
+    """
 
     symbol: str
     type: VenueOrderType
     trigger: Decimal
+    quantity: Decimal = ZERO
+    is_child: bool = False
 
     def __str__(self) -> str:
-        return f"{self.type} at {format_decimal(self.trigger)}"
+        size = f" for {format_decimal(self.quantity)}" if self.quantity else ""
+        return f"{self.type} at {format_decimal(self.trigger)}{size}"
 
 
 class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,12 +175,18 @@ def _of_missing_protection(ledger: LedgerReport, venue: VenueReport) -> Iterator
         standing = venue.protective_orders.get(index)
         if standing is None:
             yield VenueDifference(DifferenceKind.PROTECTION_MISSING, wanted.symbol, str(wanted), "nothing", index)
-        elif standing != wanted:
-            shown = f"{standing.type} of {standing.symbol} at {format_decimal(standing.trigger)}"
+        elif (
+            (standing.symbol, standing.type) != (wanted.symbol, wanted.type)
+            or abs(standing.trigger - wanted.trigger) > wanted.trigger * _ROUNDED
+            or 0 < standing.quantity < wanted.quantity
+        ):
+            shown = f"{standing} of {standing.symbol}"
             yield VenueDifference(DifferenceKind.PROTECTION_MISPLACED, wanted.symbol, str(wanted), shown, index)
 
 
 def _of_orders_at_venue(ledger: LedgerReport, venue: VenueReport) -> Iterator[VenueDifference]:
+    ours = [order for index, order in venue.protective_orders.items() if index in ledger.protective_orders]
+    covered = {(order.symbol, order.type) for order in ours}
     for index, standing in sorted(venue.protective_orders.items()):
         if standing.symbol in ledger.unsettled:
             continue
@@ -178,7 +195,9 @@ def _of_orders_at_venue(ledger: LedgerReport, venue: VenueReport) -> Iterator[Ve
                 DifferenceKind.PROTECTION_WITHOUT_POSITION, standing.symbol, "nothing", str(standing), index
             )
         elif index not in ledger.protective_orders:
-            yield VenueDifference(DifferenceKind.FOREIGN_ORDER, standing.symbol, "nothing", str(standing), index)
+            is_double = standing.is_child and (standing.symbol, standing.type) in covered
+            kind = DifferenceKind.PROTECTION_DOUBLED if is_double else DifferenceKind.FOREIGN_ORDER
+            yield VenueDifference(kind, standing.symbol, "nothing", str(standing), index)
     for index in sorted(ledger.resting - venue.others):
         yield VenueDifference(DifferenceKind.RESTING_GONE, None, f"order {index}", "nothing", index)
     for index in sorted(venue.others - ledger.resting):

@@ -80,10 +80,12 @@ class LighterRecords:
         others: set[int] = set()
         for order in await self._standing(account.total_order_count):
             symbol, kind = self._api.symbol_of(order.market_index), _TRIGGERS.get(order.type)
+            index = order.client_order_index or order.order_index  # a group may not keep our indexes of children
             if kind is None:
-                others.add(order.client_order_index)
+                others.add(index)
             else:
-                protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
+                size, is_child = order.remaining_base_amount, order.parent_order_index != 0
+                protective_orders[index] = ProtectiveOrder(symbol, kind, order.trigger_price, size, is_child)
         positions = {
             self._api.symbol_of(row.market_id): (row.quantity, row.avg_entry_price)
             for row in account.positions

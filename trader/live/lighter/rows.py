@@ -50,6 +50,8 @@ class OrderRow(msgspec.Struct):
     status: str
     type: str = ""
     trigger_price: Decimal = ZERO
+    remaining_base_amount: Decimal = ZERO
+    parent_order_index: int = 0
     updated_at: int = 0
     seen_s: float = 0.0
 
