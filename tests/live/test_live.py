@@ -670,6 +670,31 @@ async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
     await bench.agree()
 
 
+@pytest.mark.parametrize("moved", [5000, -5000])
+async def test_money_in_and_out_is_the_capital_of_a_new_run_and_no_profit(bench: Bench, moved: int) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    bench.venue.ledger.deposit += moved
+    with pytest.raises(Precondition, match="ends without positions and orders"):
+        await bench.exchange.reset_account("apex")
+    await bench.see({"BTC": "94500.0"})
+    await bench.sell("0.1", reduce_only=True)
+    with pytest.raises(Precondition, match="seconds after the last trade"):
+        await bench.exchange.reset_account("apex")
+    await bench.see({}, after_s=13)
+    await bench.synchronize()
+    gained = bench.account().cash - bench.account().run.initial_capital
+    assert "the venue's balance differs" in bench.exchange.troubles["apex"]
+    after = await bench.exchange.reset_account("apex")
+    assert (after.run.number, after.cash) == (2, D("10000.25") + gained + moved)
+    await bench.cycle(5)
+    assert bench.exchange.troubles == {}
+    await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
+    await bench.agree()
+    await bench.kill()
+    await bench.start()
+    await bench.agree()
+
+
 async def test_an_impossible_position_stops_new_orders(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Every cycle of the price tracker synchronizes; an impossible report is an error, not a position."""
     bench.venue.positions_shown = [{"market_id": 1, "sign": 2, "position": "0.5", "avg_entry_price": "1"}]
@@ -905,11 +930,6 @@ async def test_a_stop_is_compared_with_paper_on_the_book_at_its_trigger(bench: B
     async with bench.database.connection() as conn:
         prices = await conn.fetch("SELECT DISTINCT paper_price FROM fill_drift WHERE side = 'sell'")
     assert [row["paper_price"] for row in prices] == [D("89989.9")]
-
-
-async def test_real_money_is_not_reset(bench: Bench) -> None:
-    with pytest.raises(Precondition, match="its money is real"):
-        await bench.exchange.reset_account("apex")
 
 
 async def test_a_pair_is_refused_since_no_venue_has_atomic_pairs(bench: Bench) -> None:

@@ -94,7 +94,8 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
 async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Close the run of a simulated account at market prices and start a new one with SIM_INITIAL_CAPITAL.
 
-    Asks for confirmation. The running service executes the reset. The trades of the closed run stay recorded.
+    In live trading the account must be flat, and the new run starts with the venue's balance, as after a deposit. Asks
+    for confirmation. The running service executes the reset. The trades of the closed run stay recorded.
     """
     async with target.database.reading() as conn:
         await known_account(conn, options.account)

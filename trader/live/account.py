@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from trader.core.clock import interval_elapsed
-from trader.core.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
+from trader.core.errors import MarketDataError, OrderUndecided, Precondition, TraderError, Unavailable
 from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.halts import may_open
@@ -247,6 +247,25 @@ class LiveAccount:
                 left = {"what the venue holds": f"it cannot be read now: {error}"}
         self.wake()
         return left
+
+    async def begin_run(self) -> None:
+        """End the run, and start the next with the venue's balance.
+
+        :raises Precondition: there are positions or orders, here or at the venue, or no money
+        :raises MarketDataError: the venue does not answer
+        """
+        async with self.lock:
+            await self._outbox.refresh()
+            account, context, report = self._ledger.account, self._context, await self._outbox.records.report()
+            has_any = account.positions or self.sent or report.positions or report.protective_orders or report.others
+            if has_any or self._outbox.is_young(None) or report.balance <= 0:
+                raise Precondition("A run at a venue ends without positions and orders, seconds after the last trade.")
+            moment = Moment(context.clock.now(), context.market.quotes(), context.market.marks)
+            currency, rate = account.run.quote_currency, context.market.funding_rate
+            await self._ledger.commit(
+                lambda held: rules_of_exchange.reset(held, report.balance, currency, moment, context.rules, rate)
+            )
+            self.wake()
 
     async def _read_fees(self) -> None:
         """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""

@@ -223,7 +223,9 @@ class LiveExchange(Exchange):
         await super().settle(account_id)
 
     async def reset_account(self, account_id: str) -> Account:
-        raise Precondition("An account at a venue cannot be reset: its money is real. Use TRADING_MODE=simulated.")
+        """End the run of a flat account, and start the next with the venue's balance, as after a deposit."""
+        await self._running_jobs().shield(self.live_account(account_id).begin_run())
+        return self.account(account_id)
 
     async def remove_account(self, account_id: str) -> bool:
         raise Precondition("An account at a venue cannot be removed: its money is real. Use TRADING_MODE=simulated.")
