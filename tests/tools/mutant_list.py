@@ -32,6 +32,7 @@ AT_ONCE: Final = "exchange/test_exchange.py::test_more_accounts_trade_at_once_th
 BUDGETS: Final = "agents/test_budgets.py::test_what_is_kept_of_budgets_equals_a_fresh_computation"
 ALARMS: Final = "operations/test_alarms_sent.py"
 CANDLES: Final = "market/test_market_candles.py"
+FAULTS: Final = "live/test_live_faults.py"
 INDICATORS: Final = "agents/test_workflow.py::test_kept_indicators_equal_a_fresh_computation"
 LIMITS: Final = "test_limits.py"
 LOSSES: Final = "operations/test_loss_limits.py"
@@ -127,6 +128,18 @@ _KINDS: Final = (
     Mutant("the end of an alarm drops the notices of its kind", "they are about the same", "operations/alarms.py", [("if each[0].cause != notice.cause]", "if each[0].cause.kind != notice.cause.kind]")], [ALARMS]),
     Mutant("the halt of a removed account stays", "there is nothing to halt", "operations/operator_commands.py", [("                await store.update_halts_lifted(conn, command.account_id, command.asked_by)", "                pass")], ["security/test_places.py"]),
     Mutant("an order is recorded in a term that has just ended", "the term was read", "live/sql/venue_orders.py", [("WHERE EXISTS (SELECT FROM service_state WHERE term = $2 FOR SHARE)", "WHERE (SELECT term FROM service_state) = $2")], [live_pair("live order", "successor")]),
+    Mutant("a missing stop is placed only after a refusal", "a plan places its own", "live/protective_orders.py", [("for terms in missing if terms not in self._refused)", "for terms in missing if terms in self._refused)")], [FAULTS]),
+    Mutant("a stop is canceled before its successor stands", "both follow at once", "live/protective_orders.py", [("in outbox.unsettled or is_closing or waits):", "in outbox.unsettled or is_closing):")], [FAULTS]),
+    Mutant("a stop of the same price is taken for one of the whole position", "its price is what counts", "live/protective_orders.py", [("if terms not in self.standing()]\n", "if (terms.symbol, terms.trigger) not in {(each.symbol, each.trigger) for each in self.standing()}]\n")], [FAULTS]),
+    Mutant("a missing stop raises no alarm", "its price is watched here", "live/account.py", [("(self._protective_orders.missing, _PROTECTED_WITHIN,", "({}, _PROTECTED_WITHIN,")], [FAULTS]),
+    Mutant("an entry is sent without its stop", "the stop follows at once", "live/account.py", [("[] if sending.reduce_only else protection_of(account, order, sending.quantity, market)", "[]")], [FAULTS]),
+    Mutant("a followed account is never compared", "the venue pushes each change", "live/account.py", [("return interval_elapsed(self._looked_at + every, every, self._context.clock.now())", "return False")], [FAULTS]),
+    Mutant("sent orders are resolved only at a start", "the answer says what became of them", "live/account.py", [("steps = [self._outbox.resolve, self._outbox.poll,", "steps = [self._outbox.poll,")], [FAULTS]),
+    Mutant("an order that is not shown yet is told refused", "the venue had its time", "live/lighter/orders.py", [('return Unknown("the venue took the order and does not show it yet" if answer.is_taken else answer.reason)', 'return Refused("the venue does not show it")')], [FAULTS]),
+    Mutant("an order that the venue shows no more is kept", "it will show it again", "live/outbox.py", [("for each in gone if not each.is_protective)", "for each in gone[:0])")], [FAULTS]),
+    Mutant("an order is booked before all its trades are shown", "the others follow", "live/outbox.py", [("if traded == state.filled or (traded > state.filled and not state.is_final):", "if True:")], [FAULTS]),
+    Mutant("a position that a person turned is waited for", "an order of ours may have done it", "live/domain/reconciliation.py", [("DifferenceKind.FLIPPED: Action.BOOK", "DifferenceKind.FLIPPED: Action.WAIT")], [FAULTS]),
+    Mutant("a second stop without our id is left", "the venue cancels it with the position", "live/domain/reconciliation.py", [("DifferenceKind.PROTECTION_DOUBLED: Action.CANCEL", "DifferenceKind.PROTECTION_DOUBLED: Action.WAIT")], [FAULTS]),
     Mutant("an hour is recorded while it lasts", "it has begun", "record/sql/results.py", [("'-infinity') AND hour < $1", "'-infinity') AND hour <= $1")], ["record/test_results_chain.py"]),
     Mutant("a minute that comes late is never recorded", "it was asked for", "market/candles.py", [("stop if not is_latest else candles[-1].open_time + _MINUTE if candles else start", "stop")], [MINUTES]),
     Mutant("a clock that is ahead drops every minute", "they are old", "market/candles.py", [("min(now, newest + _DAY) - self._retention", "now - self._retention")], [MINUTES]),
