@@ -96,14 +96,12 @@ class Schedule:
             (self.order, 8), (self.part, 4), (self.limit, 3), (self.cancel, 1), (self.plan, 5), (self.move, 5),
             (self.hour, 1), (self.hand, 2), (self.liquidation, 4), (self.delisting, 1), (self.outage, 1),
             (self.nonce, 1), (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 3), (self.lose, 1),
-            (self.streams, 3),
+            (self.streams, 3), (self.money, 1),
         )  # fmt: skip
 
     async def run(self) -> None:
-        if self.random.random() < 0.5:  # a person empties the account
-            for symbol, market_id in IDS.items():
-                if held := self.venue.positions().get(market_id):
-                    self.venue.trade_by_hand(symbol, str(-held))
+        if self.random.random() < 0.5:
+            self.empty()
         kinds, weights = zip(*self.doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
             self.break_things()
@@ -248,6 +246,16 @@ class Schedule:
                 self.venue.liquidate(symbol, str(-part))
         await self.pass_time(self.random.choice((5, 45)))
 
+    def empty(self) -> None:
+        """A person closes all positions at the venue."""
+        for symbol, market_id in IDS.items():
+            if held := self.venue.positions().get(market_id):
+                self.venue.trade_by_hand(symbol, str(-held))
+
+    async def money(self) -> None:
+        """A person pays in or out, which blocks openings until a new run."""
+        self.venue.ledger.deposit += self.random.choice((-500, 1000))
+
     async def delisting(self) -> None:
         market = self.venue.markets[self.random.choice(SYMBOLS)]
         market.status = "inactive"
@@ -345,11 +353,19 @@ class Schedule:
             await self.bench.see({}, after_s=61)
             await self.bench.cycle(CYCLE_S)
             if not self.bench.exchange.troubles:
-                break
+                if self.bench.clock.now().minute > 10:  # until then, funding may be awaited
+                    break
+                continue
             if "is not ours" in self.bench.exchange.troubles["apex"]:  # a person cancels it, as the alarm asks
                 for order in self.venue.orders.values():
                     if order.status == "pending" and order.parent is not None:
                         order.status = "canceled"
+            if "balance differs" in self.bench.exchange.troubles["apex"]:
+                self.empty()
+                with suppress(TraderError):
+                    for resting in self.bench.account().resting:
+                        await self.bench.exchange.cancel_order("apex", str(resting.id))
+                    await self.bench.exchange.reset_account("apex")
         self.venue.refuses_streams = True
         await self.venue.cut()  # five real minutes would have everything requested, too
         await self.bench.cycle(13)

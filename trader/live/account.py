@@ -249,11 +249,7 @@ class LiveAccount:
         return left
 
     async def begin_run(self) -> None:
-        """End the run, and start the next with the venue's balance.
-
-        :raises Precondition: there are positions or orders, here or at the venue, or no money
-        :raises MarketDataError: the venue does not answer
-        """
+        """End the run, and start the next with the venue's balance. Raise `Precondition` unless the account is flat."""
         async with self.lock:
             await self._outbox.refresh()
             account, context, report = self._ledger.account, self._context, await self._outbox.records.report()
@@ -265,7 +261,6 @@ class LiveAccount:
             await self._ledger.commit(
                 lambda held: rules_of_exchange.reset(held, report.balance, currency, moment, context.rules, rate)
             )
-            self.wake()
 
     async def _read_fees(self) -> None:
         """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""

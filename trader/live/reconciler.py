@@ -41,7 +41,7 @@ _ROUNDED: Final = Decimal("0.005")
 _GAP_TRIES_MAX: Final = 5
 """A balance gap above `_ROUNDED` has a cause: search the trades for one that is tolerated at most this many times."""
 
-_ENDLESS: Final = Decimal("Infinity")
+_FUNDING_MAX: Final = Decimal("0.005")  # of a position, in an hour
 _LATE: Final = timedelta(hours=1)
 """Search trades from this long before the last agreement: the venue may show one late."""
 
@@ -92,8 +92,9 @@ class Reconciler:
             await self._protective_orders.sync()
             differences = self._compared(await self._outbox.records.report())
             self._announce(differences)
-        stopping = [each for each in self._settled(differences) if each.action in (Action.STOP, Action.BOOK)]
-        self.trouble = self.difference = "; ".join(map(str, stopping)) or None
+        wrong = [each for each in differences if each.action in (Action.STOP, Action.BOOK)]
+        if (stopping := self._settled(wrong)) or not wrong:  # what is young may still be the known trouble
+            self.trouble = self.difference = "; ".join(map(str, stopping)) or None
         self.agrees = not differences
         if self.agrees:
             await self._record_agreement()
@@ -103,7 +104,8 @@ class Reconciler:
     def _compared(self, report: VenueReport) -> list[VenueDifference]:
         share = abs(self._ledger.account.cash) * TOLERANCE_SHARE
         least = max(TOLERANCE_LEAST, share) + report.rounding
-        tolerance = _ENDLESS if self._ledger.is_funding_awaited else least
+        if self._ledger.is_funding_awaited:
+            least += _FUNDING_MAX * sum(each.entry_notional for each in self._ledger.account.positions.values())
         # An order whose answer was lost may or may not be open, as may the stop of an entry that still rests.
         orders = self._ledger.open_orders
         unknown = {
@@ -113,7 +115,7 @@ class Reconciler:
         }
         return [
             difference
-            for difference in reconcile(self._ledger_report(), report, balance_tolerance=tolerance)
+            for difference in reconcile(self._ledger_report(), report, balance_tolerance=least)
             if difference.client_index not in unknown
         ]
 
@@ -228,6 +230,5 @@ def _balance(account: Account) -> Decimal:
 
 
 def _protective_order(terms: ProtectiveTerms, held: Mapping[str, Decimal]) -> ProtectiveOrder:
-    """Return what of an order the venue must show: at least as much as is held."""
     quantity = min(terms.quantity, abs(held.get(terms.symbol, ZERO)))
     return ProtectiveOrder(terms.symbol, terms.type, terms.trigger, quantity)
