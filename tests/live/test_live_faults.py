@@ -88,6 +88,7 @@ class Schedule:
         self.answers: list[OrderAnswer] = []
         self.told: list[str] = []
         self.since: dict[tuple[str, str], datetime] = {}
+        self.equal: set[str] = set()
 
     @property
     def doings(self) -> Sequence[tuple[Callable[[], Awaitable[None]], int]]:
@@ -336,7 +337,10 @@ class Schedule:
             if stopped and ours == theirs and not venue.ledger.is_stopped(market_id):
                 wrong.add((symbol, "stop"))
             bared = {order.client_index for order in venue.bared if order.market_id == market_id} - venue.hidden
-            assert not (stopped and ours == theirs and bared), f"{symbol}: a stop was canceled before another stood"
+            is_equal, was_equal = ours == theirs, symbol in self.equal  # it knows what it cancels
+            self.equal = self.equal | {symbol} if is_equal else self.equal - {symbol}
+            is_bare = stopped and is_equal and was_equal and bared
+            assert not is_bare, f"{symbol}: a stop was canceled before another stood"
         venue.bared.clear()
         self.since = {} if self.bench.exchange.troubles else {each: self.since.get(each, now) for each in wrong}
         for (symbol, what), since in self.since.items():
