@@ -1,7 +1,7 @@
 """Asks a model: a rule finds the moment, and a language model says which side, or none.
 
-trader candles make candles
-STRATEGY_API_KEY=… trader backtest --data candles --strategy docs/examples/ask_model.py:AskModel --param model=…
+trader lab candles make candles
+STRATEGY_API_KEY=… trader lab backtest --data candles --strategy docs/examples/ask_model.py:AskModel --param model=…
 """
 
 import json

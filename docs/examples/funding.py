@@ -1,6 +1,6 @@
 """Funding: hold the side that funding pays, where four hours of it pay for the trade.
 
-trader exam run --models docs/examples/exam.toml --states 100
+trader lab exam run --models docs/examples/exam.toml --states 100
 """
 
 from collections.abc import Iterator

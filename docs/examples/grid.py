@@ -1,7 +1,7 @@
 """Grid: buys one unit at each step below an anchor price, and sells it one step higher.
 
-trader candles make candles
-trader backtest --data candles --strategy docs/examples/grid.py:Grid --param step=0.005 --param levels=5
+trader lab candles make candles
+trader lab backtest --data candles --strategy docs/examples/grid.py:Grid --param step=0.005 --param levels=5
 """
 
 from collections.abc import Iterator

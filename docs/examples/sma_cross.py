@@ -1,7 +1,7 @@
 """SMA cross: long while the short average of closes is above the long one, short while it is below.
 
-trader candles make candles
-trader backtest --data candles --strategy docs/examples/sma_cross.py:SmaCross --param window=40
+trader lab candles make candles
+trader lab backtest --data candles --strategy docs/examples/sma_cross.py:SmaCross --param window=40
 """
 
 from collections.abc import Iterator

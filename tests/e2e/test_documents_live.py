@@ -31,10 +31,10 @@ OTHER_SERVER = "speaks to another machine"
 OWN_SERVER = "needs a PostgreSQL of one's own with an archive; walked by hand with version 15"
 INSTALLED = "the tutorial installs a service; these commands would set another database for the rest of the page"
 PODMAN = "tests/scripts/test_container.py builds the image and runs it"
-BACKTEST = "trader backtest --data candles"
+BACKTEST = "trader lab backtest --data candles"
 MODELS = f"{BACKTEST} --models models.toml --from 2025-01-08T00:00:00Z --to"
 DIP = f"{BACKTEST} --strategy dip.py:Dip --param"
-MAKE = "trader candles make candles"
+MAKE = "trader lab candles make candles"
 THREE_DAYS = {MAKE: f"{MAKE} --days 3"}
 HOURS = "--from 2025-01-02T12:00:00Z --to 2025-01-02T14:00:00Z"
 TWO_HOURS = f"{BACKTEST} --models models.toml {HOURS}"
@@ -44,7 +44,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "docs/agents.md": {"claude mcp add": "Claude Code is not installed here"},
     "docs/commands.md": {"trader halt": "needs a replica, as in tests/commands/test_replica.py"},
     "docs/exchange.md": {
-        "trader candles download": "downloads from Binance; its tests have a server of their own",
+        "trader lab candles download": "downloads from Binance; its tests have a server of their own",
         "psql": "names a season that is over",
         "printf %s": "names the seed of that season",
     },
@@ -56,7 +56,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "docs/models.md": {
         "trader models try": "shows what an agent makes of the market of the moment",
-        "trader reproduce": "names an invocation of another run; tests/agents/test_reproduction.py has its own",
+        "trader lab reproduce": "names an invocation of another run; tests/agents/test_reproduction.py has its own",
         "scripts/seed_accounts.py": "tests/e2e/test_seeding_live.py runs them beside a service that trades the models",
     },
     "docs/operation.md": {
@@ -96,7 +96,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "pip install": "installs into the environment of the tests",
         "dask": OTHER_SERVER,
         f"{DIP} percent=1..2:0.5": "nine backtests take too long here; tests/commands/test_sweeps.py has shorter ones",
-        "trader compare": "compares these nine",
+        "trader lab compare": "compares these nine",
     },
 }
 """By document, the beginning of a command that does not run here, and the reason."""
@@ -104,7 +104,9 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 AGENT = "mkdir -p agent/bin; printf '#!/bin/sh\\nexec python \"$@\"' > agent/bin/python; chmod +x agent/bin/python"
 INSTEAD: dict[str, dict[str, str]] = {
     "docs/agents.md": {"python3 -m venv agent": AGENT},
-    "docs/exam.md": {"trader exam run": "trader exam run --models docs/examples/exam.toml --states 20 --out exam"},
+    "docs/exam.md": {
+        "trader lab exam run": "trader lab exam run --models docs/examples/exam.toml --states 20 --out exam"
+    },
     "docs/exchange.md": THREE_DAYS,
     "docs/frontends.md": {"npm create": "mkdir -p arena/src"},
     "docs/strategies.md": {
@@ -121,7 +123,7 @@ INSTEAD: dict[str, dict[str, str]] = {
 
 CODES: dict[str, dict[str, int]] = {
     "docs/scaling.md": {"scripts/benchmark": 2},
-    "docs/strategies.md": {"trader backtest --data candles --models": 2},
+    "docs/strategies.md": {"trader lab backtest --data candles --models": 2},
 }
 """By document, the beginning of a command that shows no output, and its exit code if it is not 0."""
 
@@ -130,7 +132,7 @@ UNTIL: dict[str, dict[str, str]] = {
 }
 """By document, the beginning of a command that starts a service, and the command until which it runs."""
 
-EXACT = ("trader season plan",)
+EXACT = ("trader lab season-plan",)
 """The beginnings of commands whose output has the same figures in every run."""
 
 WITHOUT_THE_DEMO = {f"docs/{name}.md" for name in ("exam", "exchange", "live", "statistics", "strategies", "tutorial")}

@@ -10,7 +10,7 @@ const WORDS = `A share is the expected value of an entrant's decisions over that
   that is there and pays nothing where there is none. It does not promise profit.`
 const RECORDED = `Every entrant decided in the same moments of a recording, with the same account, which every second time held
   a position. The noise of the market is in these outcomes. They do not promise profit.`
-const CHECK = `Whoever has the exam's folder can check it: trader exam check draws the states again from the secret, and executes
+const CHECK = `Whoever has the exam's folder can check it: trader lab exam check draws the states again from the secret, and executes
   every decision again.`
 const SIZES = `A size of 1 is the whole risk budget: a deviation of 1 % of equity over four hours. Gains at more than that count
   as at 1, losses in full; "oversized" is the part of positions above 1.25. More than 2 is refused, and counts as the
