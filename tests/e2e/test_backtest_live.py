@@ -167,11 +167,14 @@ def as_json(value: object) -> Any:
 
 
 def read_as(row: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """The row of a line with its columns in the types of a database: amounts as numbers."""
-    return {
-        name: Decimal(value) if isinstance(expected.get(name), Decimal) and value is not None else value
-        for name, value in row.items()
-    }
+    """The row of a line with its columns in the types of a database: amounts as numbers, and lists as text."""
+
+    def read(value: Any, wanted: Any) -> Any:
+        if isinstance(value, list):
+            return msgspec.json.encode(value).decode()
+        return Decimal(value) if isinstance(wanted, Decimal) and value is not None else value
+
+    return {name: read(value, expected.get(name)) for name, value in row.items()}
 
 
 async def assert_records_are_those_of(conn: asyncpg.Connection, records: list[InvocationRecord]) -> None:

@@ -74,7 +74,7 @@ FLIP = (
         ("UPDATE venue_trades SET price = price + 1 WHERE maker", "buy of BTC at 93001 as maker of order"),
         ("UPDATE venue_trades SET fee_rate = fee_rate + 0.0001 WHERE side = 'sell'", "fee is "),
         ("UPDATE venue_trades SET fee_rate = 0 WHERE maker", "maker of order"),
-        ("UPDATE venue_trades SET kind = 'trade' WHERE kind <> 'trade'", "for liquidation: quantity is 0 by"),
+        ("UPDATE venue_trades SET cause = 'manual' WHERE cause = 'liquidation'", "for liquidation: quantity is 0 by"),
         ("UPDATE venue_trades SET side = 'buy' WHERE symbol = 'ETH' AND side = 'sell'", "for stop: quantity is 0 by"),
         ("UPDATE venue_trades SET client_index = NULL WHERE maker", "as maker for manual: quantity is 0."),
         ("DELETE FROM venue_trades WHERE kind <> 'trade'", "for liquidation: quantity is 0 by the venue's trades"),

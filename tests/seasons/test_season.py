@@ -138,7 +138,7 @@ async def test_a_service_with_other_settings_than_the_season_does_not_start(
 
 
 def test_a_plan_is_printed_for_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "season plan --models 2 --sharpe 12 --days 90 --seasons 10 --replicates 2"
+    asked = "season-plan --models 2 --sharpe 12 --days 90 --seasons 10 --replicates 2"
     words = asked.split()
     assert main(words) == 0
     assert "2 entrants, 7 comparisons at α 0.05" in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_a_plan_is_printed_for_people_and_programs(capsys: pytest.CaptureFixture
 
 def test_a_plan_follows_the_rules_of_a_season_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "season.toml"
-    words = ["season", "plan", str(file), "--json", "--seasons", "10", "--sharpe", "12"]
+    words = ["season-plan", str(file), "--json", "--seasons", "10", "--sharpe", "12"]
     file.write_text(SEASON.replace("alpha = 0.05", "alpha = 0.2").replace("replicates = 1", "replicates = 3"))
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -185,5 +185,5 @@ def test_a_plan_with_impossible_figures_says_what_is_allowed(
     option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = {"--models": "8", "--sharpe": "3", option: value}
-    assert main(["season", "plan", *(f"{name}={each}" for name, each in words.items())]) != 0
+    assert main(["season-plan", *(f"{name}={each}" for name, each in words.items())]) != 0
     assert why in capsys.readouterr().err

@@ -33,10 +33,10 @@ COLUMNS: Final = """
 SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t USING (table_name)
 WHERE c.table_schema = 'public' AND t.table_type = 'BASE TABLE' AND c.data_type = 'text' AND c.is_generated = 'NEVER'
   AND c.table_name NOT IN ('schema_version', 'service_state', 'webhooks', 'chain_links')
-  AND c.column_name !~ '(^|_)id$|^(symbol|provider|configuration|quote_currency)$'
+  AND c.column_name !~ '(^|_)id$|^(symbol|provider|configuration|quote_currency|targets)$'
 ORDER BY 1, 2
 """
-"""Every text column, except identifiers and the tables that only the service writes."""
+"""Every text column, except identifiers, JSON and the tables that only the service writes."""
 
 PAGES: Final = ("", "conversations", "models", "trades", "evidence", "system", "markets/BTC")
 

@@ -36,6 +36,7 @@ class FakeDatabase:
         self.write_failures = 2
         self.failing_since: datetime | None = None
         self.last_failure: StatementFailure | None = None
+        self.hosts = ()
 
     async def ping(self) -> float:
         self.pings += 1

@@ -56,6 +56,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "variants.getVariantHistory": {"window": "24h"},
     "analytics.getLeaderboard": {"window": "30d", "sortBy": "maxDrawdown"},
     "operations.halt": {"reason": "strange prices"},
+    "operations.approve": {"name": "apex-rules"},
     "operations.flatten": {"reason": "strange prices"},
 }
 """Example inputs, where `{}` is uninformative or insufficient."""

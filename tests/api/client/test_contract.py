@@ -154,6 +154,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         "analytics.getComparison": {"modelId": "apex-rules", "against": "contrarian-rules"},
         "operations.flatten": {"accountId": "apex-rules", "reason": "a test of clients"},
         "operations.halt": {"accountId": "apex-rules", "reason": "a test of clients"},
+        "operations.approve": {"name": "nobody"},
     }
     names = re.findall(r"ProcedureClient<TContext, '([\w.]+)'>", make_contract().stdout)
     calls = [{"path": name.split("."), "input": inputs.get(name, {})} for name in names]
@@ -164,7 +165,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         assert service.traceback() == ""
     for (link, _), group in zip(kinds, groups, strict=True):
         answers = dict(zip(names, group["answers"], strict=True))
-        for name in ("simulator.cancelOrder", "models.getConversation", "trading.getTrade"):
+        for name in ("simulator.cancelOrder", "models.getConversation", "trading.getTrade", "operations.approve"):
             assert answers.pop(name)["error"]["code"] == "NOT_FOUND"
         for name in [name for name in answers if name.startswith("agent.")]:  # these act for the account of a key
             assert answers.pop(name)["error"]["code"] == "UNAUTHORIZED", name
