@@ -213,7 +213,7 @@ class Leadership:
             if isinstance(self._clock, LockstepClock):
                 self._clock.go_on()
             undo.pop_all()
-        log.info("leading, term %d", self._exchange.term)
+        log.info("leading, term %s", self._exchange.term)  # None: it has ended meanwhile
         if (warning := self._context.agents.warnings().summary) is not None:
             log.warning(warning)
         if self._was_standby:
