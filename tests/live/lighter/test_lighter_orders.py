@@ -429,7 +429,7 @@ async def test_a_changed_lot_is_refused_before_signing(venue_and_orders: tuple[F
     venue.markets["BTC"].size_decimals = 3
     outcome = await orders.place(order())
     assert isinstance(outcome, Refused)
-    assert "lot of 0.001 were 0.1 and 0.0001 until now" in outcome.reason
+    assert "lot 0.001 were 0.1 and 0.0001 until now" in outcome.reason
     assert venue.sent == []
     await orders.place(order(2, side=OrderSide.SELL, reduce_only=True, quantity=D("0.2505"), price=D(90000)))
     assert venue.sent[-1][1]["BaseAmount"] == 251, "what closes is sent in the new unit, rounded up"
