@@ -89,6 +89,11 @@ def test_a_complete_call_in_a_known_form_is_read_as_any_other(text: str) -> None
         ("Action: close_position\nAction Input: all of it", True),
         ("default_api.closePosition(BTC)", True),
         ("/closePosition symbol=BTC", True),
+        ("createPosition BTC LONG 0.01, leverage 2, stop 90000", True),
+        ("**createPosition**\n- symbol: BTC\n- side: LONG", True),
+        ("I will call createPosition with symbol BTC, side LONG and quantity 0.01.", True),
+        ("Decision: CLOSE_POSITION BTC", True),
+        ("I would not close position BTC; target not reached.", False),
         ("I wait; createPosition was refused (leverage: 11). My note [above] stands {so far}.", False),
     ],
 )

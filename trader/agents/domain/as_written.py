@@ -72,6 +72,8 @@ _NAMES: Final = "|".join(TOOLS)
 _DISTINCT: Final = "|".join(re.sub("([A-Z])", r"[_ -]?\1", name) for name in TOOLS if not name.islower())
 """The names of the tools that are not words of prose, in any case."""
 
+_JOINED: Final = _DISTINCT.replace("[_ -]?", "_?")
+
 _FIELDS: Final = "|".join({field for struct in TOOLS.values() for field in struct.__struct_encode_fields__})
 _CALL_LIKE: Final = re.compile(
     # the markup of models for calls: special tokens, elements about calls or tools, or named as one
@@ -86,6 +88,9 @@ _CALL_LIKE: Final = re.compile(
     # a name that is no word of prose, in any case: after a mark of calls, or before named or bracketed arguments
     rf"|(?i:\b(?:tool|action|function|call|invoke|command)\w*\s*[:=]\s*\W{{0,3}}(?:{_DISTINCT})\b)"
     rf"|(?i:(?:^|[\n/@!$>#])\s{{0,20}}(?:{_DISTINCT})\b\s*(?:$|\n|[\[({{<|:]|\w+\s*[=:]))"
+    # such a name in one word, followed by a field or a market
+    rf"|(?i:\b(?:{_JOINED})\b(?:with|[^\w.]){{1,8}}(?:{_FIELDS}|arg\w*|param\w*|input)\b)"
+    rf"|(?i:\b(?:{_JOINED}))[^\w.]{{1,4}}[A-Z]{{2,10}}\b"
     rf"|(?i:\b(?:{_DISTINCT})(?:\([^\s)]|[\s\W]{{1,3}}--\w|\b[^.!?{{\[]{{0,80}}[{{\[]\s*[\"'\w]+\s*[:=]))"
 )
 _FIELD_WRITTEN: Final = re.compile(rf"[\"']({_FIELDS})[\"']\s*:")
