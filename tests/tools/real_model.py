@@ -34,6 +34,8 @@ params = xllamacpp.CommonParams()
 params.model.path = str(assemble(sys.argv[1]))
 params.model_alias, params.hostnames, params.port = {"gemma"}, ["127.0.0.1"], 0
 params.n_ctx, params.n_parallel, params.use_jinja = 16384, 1, True
+for threads in (params.cpuparams, params.cpuparams_batch):  # threads that wait for one another starve on a busy machine
+    threads.n_threads, threads.poll = 1, 0
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 time.sleep(86400)
@@ -45,6 +47,7 @@ name = "own"
 base_url = "{url}/v1"
 slots = 1
 calls = "{calls}"
+request = {{ max_tokens = 600 }}  # a model of this size may write without end
 
 [[models]]
 id = "gemma"
@@ -117,7 +120,8 @@ def _line(invocation: dict[str, Any]) -> str:
     calls = ", ".join(f"{call['type']} {call['status']}" for call in invocation["toolCalls"]) or "no calls"
     tokens = f"{invocation['inputTokens']} → {invocation['outputTokens']} tokens"
     ended = invocation["failureReason"] or invocation["endedBy"]
-    return f"{invocation['durationMs'] / 1000:6.1f} s  {tokens:22}  {invocation['status']}: {calls}; {ended}"
+    said = f"\n          {invocation['response']!r:.200}" if invocation["response"] else ""
+    return f"{invocation['durationMs'] / 1000:6.1f} s  {tokens:22}  {invocation['status']}: {calls}; {ended}{said}"
 
 
 def laboratory(folder: Path, states: int) -> Iterator[tuple[str, ...]]:

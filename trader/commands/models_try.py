@@ -150,7 +150,8 @@ async def _check(settings: Settings, model: Model) -> int:
         show('call: none, so the server may not read calls: try `calls = "json"`')
         return 1
     call = answer.calls[0]
-    show(f"call: {call.name}{'' if call.form is None else f', which the server left in the text ({call.form})'}")
+    is_leaked = call.form is not None and not own.calls_as_json
+    show(f"call: {call.name}{f', which the server left in the text ({call.form})' if is_leaked else ''}")
     return 0
 
 

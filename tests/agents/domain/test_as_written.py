@@ -133,6 +133,12 @@ def test_a_call_left_in_the_text_beside_others_is_counted_as_left_out() -> None:
     assert with_calls_of_text(both, 1) == both, "a server may leave in the text what it parsed"
 
 
+def test_the_placeholder_of_the_example_is_no_reason() -> None:
+    refused = decode(ToolRequest("1", "holding", '{"reason": "..."}'))
+    assert isinstance(refused, BadCall)
+    assert "reason: expected why, in words" in refused.error
+
+
 def test_unknown_fields_of_holding_are_ignored() -> None:
     written = ToolRequest("1", "holding", '{"reason": "calm", "symbol": "BTC", "quantity": 0}')
     assert decode(readable(written)) == decode(ToolRequest("1", "holding", '{"reason": "calm"}'))

@@ -180,7 +180,12 @@ class Holding(Tool, frozen=True, kw_only=True):
 
     reason: Annotated[
         str,
-        Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it, in 300 characters."),
+        Meta(
+            min_length=1,
+            max_length=4000,
+            pattern=r"\w",  # some models repeat the "..." of an example
+            description="why, in words and with the figures that decided it, in 300 characters",
+        ),
     ]
 
 

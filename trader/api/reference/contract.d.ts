@@ -206,7 +206,7 @@ export type AgentHistoryInput = {
 }
 
 export type AgentHoldInput = {
-  /** Why, with the figures that decided it, in 300 characters. */
+  /** why, in words and with the figures that decided it, in 300 characters */
   reason: string
   /** Your model, steps, tokens and cost in USD. */
   usage?: DeclaredUsage | null | undefined
