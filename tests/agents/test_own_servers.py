@@ -58,6 +58,7 @@ class OwnServer:
 
     def __init__(self, context: int, refusal: Refusal | None = None, *, tells: bool = False) -> None:
         self.context, self.refusal, self.tells = context, refusal, tells
+        self.reads = ["tools"]
         self.bodies: list[dict[str, Any]] = []
         self.refused = 0
         self.message: dict[str, Any] = held()
@@ -72,9 +73,9 @@ class OwnServer:
         if self.loads:
             self.loads -= 1
             return web.json_response({"error": {"code": 503, "message": "Loading model"}}, status=503)
-        content = await request.read()
-        self.bodies.append(orjson.loads(content))
-        tokens = len(content) * 10 // 35
+        self.bodies.append(await request.json())
+        prompt = {name: self.bodies[-1][name] for name in ("messages", *self.reads) if name in self.bodies[-1]}
+        tokens = len(orjson.dumps(prompt)) * 10 // 35
         asked = tokens + self.bodies[-1]["max_tokens"]
         if self.refusal is not None and asked > self.context:
             self.refused += 1
@@ -155,6 +156,13 @@ async def test_a_prompt_that_a_server_truncates_silently_is_noticed_and_shortene
     assert "its context of 2048 tokens is too small" in second.invocation.failure_reason
 
 
+async def test_a_server_that_shows_its_model_no_tools_is_noticed(database: Database) -> None:
+    server = OwnServer(32_768)
+    server.reads = []
+    await cycles(database, server, 1)
+    assert "or to leave out the tools" in server.warnings
+
+
 async def test_the_limit_of_a_row_holds_and_is_named(database: Database) -> None:
     server = OwnServer(32_768)
     server.message, server.finish = {"role": "assistant", "content": "I think"}, "length"
@@ -177,6 +185,7 @@ async def test_calls_as_json_are_executed(database: Database, fence: str) -> Non
     assert [call.type for call in record.tool_calls[:2]] == ["CREATE_POSITION", "NOTE"]
     assert record.tool_calls[0].status == "ok"
     assert record.tool_calls[0].metadata["raw"]["form"] == "JSON"
+    assert server.warnings == "", "the schema of the answer is no part of the prompt"
 
 
 async def test_prose_in_place_of_json_is_corrected_and_fails(database: Database) -> None:

@@ -109,8 +109,8 @@ async def cycles(folder: Path, count: int) -> None:
                         shown.add(each["id"])
                         print(_line(each), flush=True)
                 await asyncio.sleep(2)
-            statistics = await service.call("analytics.getModelStats", modelId="gemma")
-            print("warnings:", statistics.get("warnings"), flush=True)
+            answer = await service.call("models.getModels")
+            print("warnings:", [model.get("warning") for model in answer["models"]], flush=True)
         finally:
             await service.stop()
         print("bugs logged:", service.traceback() or "none")

@@ -12,7 +12,7 @@ from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequ
 from trader.agents.domain.messages import tool_message
 from trader.agents.domain.models import Model
 from trader.agents.domain.prompt import SHORTENINGS, estimated_tokens, json_text, opening_messages
-from trader.agents.domain.tools import RESTING_TOOLS
+from trader.agents.domain.tools import RESTING_TOOLS, TOOLS
 from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN
@@ -30,8 +30,9 @@ ANSWER_S: Final = 5.0
 INVOCATION_LIMIT_S: Final = 600.0
 
 CUT_PROMPT: Final = (
-    "its provider counted fewer tokens than the prompt has, so it seems to truncate the prompt; "
-    "raise the context length of the server (num_ctx of Ollama), or state it in the row as `context_tokens`"
+    "its provider counted fewer tokens than the prompt has, so it seems to truncate the prompt or to leave out the "
+    "tools; raise the context length of the server (num_ctx of Ollama) or state it in the row as `context_tokens`, "
+    'or set `calls = "json"`'
 )
 
 LEARNED_S: Final = 3600.0
@@ -301,6 +302,8 @@ class Conversation:
             return
         estimate, known = self._estimated_tokens(self._messages), self._learned.tokens_by_estimate
         expected = estimate * (known or TOKENS_BY_ESTIMATE_MIN)
+        if known is None and self._model.configuration.calls_as_json:  # most servers count no schema of the answer
+            expected = estimated_tokens(self._messages, (), tuple(TOOLS)) * TOKENS_BY_ESTIMATE_MIN
         is_round = counted >= 1024 and counted.bit_count() == 1
         is_confirmed = known is not None and abs(counted / expected - 1) < CALIBRATION_ERROR
         if answer.duration_ms is not None and (counted < CUT_SHARE * expected or (is_round and not is_confirmed)):
