@@ -8,7 +8,6 @@ import textwrap
 from pathlib import Path
 
 from trader.core.money import format_decimal
-from trader.exchange.domain.ledger import Liquidation
 from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import Market
 from trader.market.sources.rows import PRESET_MARKETS
@@ -28,15 +27,11 @@ def configuration_table() -> str:
     for variable in VARIABLES.values():
         default = variable.shown_default or (f"`{variable.default}`" if variable.default else "none")
         rows.append(f"| `{variable.name}` | {default} | {variable.meaning.replace('|', chr(92) + '|')} |")
-    for provider in PROVIDERS:
-        name = provider.upper()
-        rows.append(
-            f"| `{name}_API_KEY`, `{name}_API_KEY1`, `{name}_API_KEY_2` and so on | none "
-            f"| Keys of the AI provider `{provider}`; several keys share the load. |"
-        )
-        rows.append(
-            f"| `{name}_BASE_URL` | the provider's own | Another server with its protocol; a key is optional. |"
-        )
+    keys, addresses = (", ".join(f"`{name.upper()}_{part}`" for name in PROVIDERS) for part in ("API_KEY", "BASE_URL"))
+    rows += [
+        f"| {keys} | none | Keys of AI providers. Further ones, `…_KEY1`, `…_KEY_2` and so on, share the load. |",
+        f"| {addresses} | the provider's own | Another server with the provider's protocol; a key is optional. |",
+    ]
     return "\n".join(rows)
 
 
@@ -48,15 +43,18 @@ def preset_table() -> str:
             "| preset | taker | maker | latency (ms) | funding every (h) | liquidation fee | a liquidation |",
             "|---|---|---|---|---|---|---|",
             *(
-                _row(preset, *(own.get(name, plain[name]) for name in PRESET_FIGURES), _steps(LIQUIDATIONS[preset]))
+                _row(preset, *(own.get(name, plain[name]) for name in PRESET_FIGURES), _steps(preset))
                 for preset, own in PRESETS.items()
             ),
         ]
     )
 
 
-def _steps(rule: Liquidation) -> str:
-    """Describe how an exchange liquidates."""
+def _steps(preset: str) -> str:
+    """Describe how a preset liquidates, unless it does so like the first one."""
+    first, rule = next(iter(PRESETS)), LIQUIDATIONS[preset]
+    if preset != first and rule == LIQUIDATIONS[first]:
+        return f"as {first}"
     whole = "below 10 × the minimum" if rule.whole_up_to is None else f"up to {rule.whole_up_to:,}"
     text = f"{format_decimal(100 * rule.part)} % of the position per step, all of it {whole}"
     if rule.cooldown_s:
