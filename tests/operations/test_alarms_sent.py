@@ -434,6 +434,17 @@ async def test_the_heartbeat_is_sent_only_while_the_service_is_healthy() -> None
         await other.close()
 
 
+async def test_the_first_heartbeat_follows_a_start_and_not_the_next_interval() -> None:
+    looks = iter([False, False, True])
+    async with sinks() as here, asyncio.timeout(10):
+        heartbeat = Heartbeat(Secret(f"{here.url}/ping"))
+        beats = asyncio.create_task(send_heartbeats(heartbeat, 3600.0, lambda: next(looks)))
+        await here.wait_for("/ping")
+        beats.cancel()
+        await asyncio.wait([beats])
+        await heartbeat.close()
+
+
 @pytest.mark.parametrize("path", ["hangs", "fails"])
 async def test_an_unavailable_heartbeat_service_is_logged_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
     async with sinks() as here:

@@ -396,7 +396,7 @@ async def send_heartbeats(heartbeat: Heartbeat, every_s: float, is_healthy: Call
     """Ping a dead man's switch service while this service is healthy, until canceled."""
     trouble: str | None = None
     while True:
-        if is_healthy():
+        if is_due := is_healthy():
             before = trouble
             try:
                 await heartbeat.ping()
@@ -405,4 +405,4 @@ async def send_heartbeats(heartbeat: Heartbeat, every_s: float, is_healthy: Call
                 trouble = str(error)
             if trouble != before:  # logged once, not with every ping
                 log.warning("pings of HEARTBEAT_URL: %s", trouble or "answered again")
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(every_s if is_due else min(every_s, 1.0))  # a service that starts pings at once
