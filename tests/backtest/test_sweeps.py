@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from distributed import LocalCluster
 from support.candles import write_walk
 from support.chromium import chromium_program
 from support.reports import opened_report, report_data, rows_of
@@ -350,6 +349,8 @@ def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
         assert main(["backtest", *options, *period, *more, "--json"]) == 0
         value: dict[str, Any] = orjson.loads(capsys.readouterr().out)
         return value
+
+    from distributed import LocalCluster  # noqa: PLC0415 - a third of a second, in every worker
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
         distant = sweep("distant", "--cluster", cluster.scheduler_address)

@@ -8,8 +8,6 @@ from typing import Any, Final, Literal
 import httpx2
 import pytest
 from aiohttp import ClientSession
-from mcp import Client as McpClient
-from mcp.client.streamable_http import streamable_http_client
 from support.agent_desk import Desk, order_of
 from support.orpc import installed_packages
 
@@ -25,6 +23,9 @@ TOOLS: Final = {
 
 @pytest.mark.parametrize("mode", ["legacy", "auto", MODERN])
 async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode: Literal["legacy", "auto"]) -> None:
+    from mcp import Client as McpClient  # noqa: PLC0415 - half a second, in every worker
+    from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415 - as above
+
     url = str(desk.client.make_url("/mcp"))
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http,
