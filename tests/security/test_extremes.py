@@ -1,7 +1,7 @@
 """Every procedure with the extremes of its input schema: each call is answered or refused, at low cost."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import combinations, product
 from typing import Final
@@ -105,8 +105,8 @@ def is_time(field: inspect.Field) -> bool:
     return json.dumps(TIMES[0]) in extremes(field.type)
 
 
-def bodies(procedure: Procedure) -> Iterator[bytes]:
-    """Yield inputs of a procedure: each extreme of each field, and each pair of times, with costly other values."""
+def bodies(procedure: Procedure) -> Iterable[bytes]:
+    """Return the inputs of a procedure, each once: every extreme of a field, and pairs of times, with costly others."""
     struct = struct_of(inspect.type_info(procedure.input_type))
     assert struct is not None
     fields = struct.fields
@@ -116,8 +116,10 @@ def bodies(procedure: Procedure) -> Iterator[bytes]:
     changes = [{field.encode_name: value} for field in fields for value in extremes(field.type)]
     for first, second in combinations(times, 2):
         changes += [{first: json.dumps(one), second: json.dumps(two)} for one, two in product(TIMES[:8], TIMES[:8])]
-    for values in (cheap, costly, *(costly | change for change in changes)):
-        yield ("{" + ",".join(f'"{name}":{value}' for name, value in values.items()) + "}").encode()
+    inputs = (cheap, costly, *(costly | change for change in changes))
+    return dict.fromkeys(
+        ("{" + ",".join(f'"{name}":{value}' for name, value in values.items()) + "}").encode() for values in inputs
+    )
 
 
 FILL: Final = """
