@@ -44,10 +44,12 @@ def counted(report: str, pattern: str) -> int:
 
 
 async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+    """With a token, which the service must demand wherever its document says so."""
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", API_TOKEN=TOKEN) as service:
         # An endless stream never ends its answer; the streams have separate tests.
         examples = ("--max-examples", "12") if is_nightly() else ()
-        report = await run(tmp_path, service, "--exclude-path-regex", "^/api/events", "--workers", "2", *examples)
+        named = ("--exclude-path-regex", "^/api/events", "--header", f"Authorization: Bearer {TOKEN}")
+        report = await run(tmp_path, service, *named, "--workers", "2", *examples)
         _, document = await service.get("/api/openapi.json")
         operations = [
             path for path, item in document["paths"].items() if not path.startswith("/api/events") for _ in item
@@ -55,11 +57,3 @@ async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
         assert counted(report, r"Tested: (\d+)") == len(operations)
         assert counted(report, r"(\d+) generated") > 500
         assert (await service.get("/health"))[0] == 200
-
-
-async def test_the_token_guards_the_documented_procedures(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", API_TOKEN=TOKEN) as service:
-        names = ("simulator.resetAccount", "simulator.getAccount")
-        only = (*(f"--include-operation-id={name}" for name in names), "--phases", "coverage")
-        report = await run(tmp_path, service, *only, "--header", f"Authorization: Bearer {TOKEN}")
-        assert counted(report, r"Tested: (\d+)") == 2
