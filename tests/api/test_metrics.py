@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_aiohttp.plugin import AiohttpClient
+from support.composed import composed
 from support.served import AppClient, counted, make_app
 from support.service_parts import START, ServiceParts
 
@@ -263,3 +264,8 @@ async def test_gauges_show_the_condition_of_the_service(client: AppClient, parts
     assert {name: values[f"trader_{name}", ()] for name in expected} == expected
     assert values["trader_account_equity", ("apex-1",)] == 10500.25
     assert values["trader_disk_free_bytes", ()] > 0
+
+
+async def test_metrics_can_be_turned_off(dsn: str) -> None:
+    async with composed(dsn, METRICS="off") as (_, client), client.get("/metrics") as response:
+        assert (response.status, await response.json()) == (404, {"error": "Not Found"})

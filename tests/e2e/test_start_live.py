@@ -243,8 +243,3 @@ async def test_simultaneous_connections_are_all_accepted(tmp_path: Path, dsn: st
                     assert caller.recv(65536).startswith(b"HTTP/1.1 ")
         finally:
             service.process.send_signal(signal.SIGCONT)
-
-
-async def test_metrics_can_be_turned_off(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn, METRICS="off") as service:
-        assert await service.get("/metrics") == (404, {"error": "Not Found"})
