@@ -47,7 +47,7 @@ from trader.api.streams import Timing
 from trader.core.logs import configure_logs
 
 SUBSCRIBERS: Final = 40
-SESSIONS: Final = 4
+SESSIONS: Final = 2
 ROUND_S: Final = 0.15
 WARM_ROUNDS_MIN: Final = 120
 """Until every stalled reader has filled its buffers."""
