@@ -161,7 +161,7 @@ def test_max_drawdown_in_percent_and_in_money_may_be_different_falls() -> None:
 def test_trade_statistics_match_their_formulas(trades: list[float]) -> None:
     wins, losses = [pnl for pnl in trades if pnl > 0], [pnl for pnl in trades if pnl <= 0]
     assert ours.win_rate(trades) == (near(100 * len(wins) / len(trades)) if trades else None)
-    assert ours.expectancy(trades) == (near(stdlib.fmean(trades)) if trades else None)
+    assert ours.mean(trades) == (near(stdlib.fmean(trades)) if trades else None)
     lost = -sum(losses)
     if lost > 0:
         assert ours.profit_factor(trades) == pytest.approx(sum(wins) / lost, rel=1e-9)
@@ -179,9 +179,9 @@ def test_trade_statistics_match_their_formulas(trades: list[float]) -> None:
 
 
 def test_without_trades_no_statistic_has_a_value() -> None:
-    assert ours.win_rate([]) is ours.expectancy([]) is ours.profit_factor([]) is ours.average_r_multiple([]) is None
+    assert ours.win_rate([]) is ours.mean([]) is ours.profit_factor([]) is ours.average_r_multiple([]) is None
     assert ours.trade_signal_to_noise([]) is ours.decision_quality([]) is None
-    assert ours.recovery_factor(ours.total([]), ours.Drawdown(1.0, 1.0)) is None
+    assert ours.recovery_factor(None, ours.Drawdown(1.0, 1.0)) is None
     assert ours.streaks([]) == (0, 0, 0, "none")
     assert ours.average_minutes([], won=True) is None
 
@@ -197,8 +197,8 @@ def test_only_wins_is_unbounded_and_only_losses_is_not() -> None:
 
 
 def test_recovery_is_profit_over_the_worst_fall_in_money() -> None:
-    assert ours.recovery_factor(ours.total([30.0, -10.0]), ours.Drawdown(5.0, 8.0)) == 2.5
-    assert ours.recovery_factor(ours.total([30.0, -10.0]), ours.Drawdown(0.0, 0.0)) == math.inf
+    assert ours.recovery_factor(20.0, ours.Drawdown(5.0, 8.0)) == 2.5
+    assert ours.recovery_factor(20.0, ours.Drawdown(0.0, 0.0)) == math.inf
     assert ours.recovery_factor(-10.0, ours.Drawdown(0.0, 0.0)) is None
     assert ours.recovery_factor(30.0, None) is None
 

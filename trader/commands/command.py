@@ -110,7 +110,7 @@ class Command(NamedTuple):
 REGISTRY: Final[dict[str, Command]] = {}
 """The commands of the loaded modules."""
 
-CommandFunction = Callable[[argparse.Namespace], "int | Result | Coroutine[Any, Any, Result]"]
+CommandFunction = Callable[[argparse.Namespace], "int | Result | Coroutine[Any, Any, int | Result]"]
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, command, count_argument, run_to_end, show
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, command, count_argument, show
 from trader.core.clock import SystemClock
 from trader.core.errors import MarketDataError, StartError
 from trader.core.files import SMALL_BYTES_MAX, read_regular
@@ -42,19 +42,14 @@ def _close_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @command("venue-close", example="trader venue-close 123 --key-file close.key --key-index 5", arguments=_close_arguments)
-def venue_close(options: argparse.Namespace) -> int:
+async def venue_close(options: argparse.Namespace) -> int:
     """Cancel all orders and close all positions of an account at the venue.
 
     Needs neither service nor database: positions are the venue's own. With --watch the command runs until it is
     interrupted, and does so whenever the service has been silent; run it on another machine. It opens nothing, and
     repeats until nothing is left.
     """
-    return run_to_end(_close(options))
-
-
-async def _close(options: argparse.Namespace) -> int:
-    key = _read_key(options.key_file)
-    package = VENUES[options.venue]
+    key, package = _read_key(options.key_file), VENUES[options.venue]
     closer = package.make_closer(options.url or package.ADDRESS, options.account, options.key_index, key)
     try:
         try:
@@ -81,17 +76,13 @@ def _rehearse_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @command("rehearse", example="trader rehearse 12345 --key-file test.key --key-index 5", arguments=_rehearse_arguments)
-def rehearse(options: argparse.Namespace) -> int:
+async def rehearse(options: argparse.Namespace) -> int:
     """Rehearse live trading at the venue's test network with an empty account.
 
     A fixed list of steps opens, adds, closes a part, places a stop and a target, has a change refused, cancels, cuts
     the stream, and kills a process in the middle of an order. The report has what the venue answered to what its
     documents leave open, and a digest. TRADING_MODE=live needs one of this version from the last 30 days.
     """
-    return run_to_end(_rehearse(options))
-
-
-async def _rehearse(options: argparse.Namespace) -> int:
     key, package = _read_key(options.key_file), VENUES[options.venue]
     url = options.url or package.TESTNET
     closer = package.make_closer(url, options.account, options.key_index, key)

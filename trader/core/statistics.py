@@ -228,11 +228,6 @@ def win_rate(pnls: Sequence[float]) -> float | None:
     return percent(sum(pnl > 0 for pnl in pnls), len(pnls))
 
 
-def expectancy(pnls: Sequence[float]) -> float | None:
-    """Return the mean net pnl per trade."""
-    return mean(pnls)
-
-
 def profit_factor(pnls: Sequence[float]) -> float | None:
     """Return Σ wins / |Σ losses|."""
     won = math.fsum(pnl for pnl in pnls if pnl > 0)
@@ -273,11 +268,6 @@ def average_r_multiple(pnls: Sequence[float]) -> float | None:
     """Return mean win / |mean loss|; None without a win or without a loss, since no trades have no mean."""
     won, lost = mean([pnl for pnl in pnls if pnl > 0]), mean([pnl for pnl in pnls if pnl <= 0])
     return None if won is None or lost is None else over_risk(won, abs(lost))
-
-
-def total(pnls: Sequence[float]) -> float | None:
-    """Return the sum of the net pnl."""
-    return math.fsum(pnls) if pnls else None
 
 
 def recovery_factor(total_pnl: float | None, drawdown: Drawdown | None) -> float | None:

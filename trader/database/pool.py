@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
@@ -146,6 +147,11 @@ class Page(NamedTuple):
 def part_of_row(row: asyncpg.Record, kind: type[T]) -> T:
     """Return a struct or named tuple from the row's columns of the same names; the row may have others."""
     return kind(**{name: row[name] for name in kind.__annotations__})
+
+
+def shown_rows(rows: Iterable[asyncpg.Record]) -> list[SimpleNamespace]:
+    """Return rows that nothing but a wire struct reads, with their columns as attributes."""
+    return [SimpleNamespace(**row) for row in rows]
 
 
 def columns_of(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -39,11 +39,6 @@ from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
 from trader.operations.sql.loss_baselines import update_baselines_reset
 from trader.operations.sql.status import (
-    DayOfModel,
-    InvocationActivity,
-    PastAlarm,
-    PastHalt,
-    RuleRefusals,
     select_alarms,
     select_costs_by_day,
     select_model_activity,
@@ -73,17 +68,6 @@ For a loss limit this never ends: after that time, it tries once in every such s
 
 HISTORY_MAX: Final = 200
 """How many of the latest halts and alarms operators are shown."""
-
-
-class Activity(NamedTuple):
-    """Activity for the operator's panel: costs, failures, refusals, halts and alarms since a time."""
-
-    since: datetime
-    costs: Sequence[DayOfModel]
-    models: Sequence[InvocationActivity]
-    refusals: Sequence[RuleRefusals]
-    halts: Sequence[PastHalt]
-    alarms: Sequence[PastAlarm]
 
 
 async def write_resume(conn: Connection, command: OperatorCommand) -> Sequence[HaltCause]:
@@ -173,17 +157,16 @@ class OperatorCommands:
             log.warning("halts were lifted, but are in force here until they can be read again: %s", error)
         return lifted
 
-    async def activity(self, since: datetime) -> Activity:
-        """Return what operators look at, since a time."""
+    async def activity(self, since: datetime) -> dict[str, Any]:
+        """Return costs, models, refusals, halts and alarms since a time, each as rows for the wire."""
         async with self._database.reading() as conn:
-            return Activity(
-                since,
-                await select_costs_by_day(conn, since),
-                await select_model_activity(conn, since),
-                await select_refusals(conn, since),
-                await select_past_halts(conn, since, HISTORY_MAX),
-                (await select_alarms(conn, since))[-HISTORY_MAX:],
-            )
+            return {
+                "costs": await select_costs_by_day(conn, since),
+                "models": await select_model_activity(conn, since),
+                "refusals": await select_refusals(conn, since),
+                "halts": await select_past_halts(conn, since, HISTORY_MAX),
+                "alarms": (await select_alarms(conn, since))[-HISTORY_MAX:],
+            }
 
     async def close(self) -> None:
         """Stop carrying out commands; the next leader continues them."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from trader.core.money import ZERO, divide
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Database, Page
 from trader.exchange.protocol import Exchange
-from trader.exchange.sql.trades import ALL_TRADES, TradeFilter
+from trader.exchange.sql.trades import TradeFilter
 from trader.portfolio.domain.histories import RunWindow, minute_end, value_account, window_start
 from trader.portfolio.domain.seasons import Season, SeasonState
 from trader.portfolio.figures import Figures
@@ -243,12 +244,8 @@ class Analytics:
         return Failures(invocations, tool_calls, steps, answers, models, counts)
 
     async def trade_totals(
-        self,
-        by: str,
-        model_id: str | None = None,
-        variant: VariantId | None = None,
-        chosen: TradeFilter = ALL_TRADES,
-    ) -> list[store.TradeTotals]:
+        self, by: str, model_id: str | None, variant: VariantId | None, chosen: TradeFilter
+    ) -> list[SimpleNamespace]:
         """Return totals of the completed trades in the models' current runs that fit the filter, by group."""
         async with self._database.connection() as conn:
             return await store.select_trade_totals(conn, by, model_id, variant, chosen)

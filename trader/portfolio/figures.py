@@ -1,5 +1,6 @@
 """Figures: statistics of trades and of hourly equity, for a whole run or a part of it."""
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
@@ -99,7 +100,7 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
     wins = sum(pnl > 0 for pnl in exact)
     best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
     return TradeFigures(
-        total=statistics.total(pnls),
+        total=math.fsum(pnls) if pnls else None,
         trades=len(trades),
         wins=wins,
         total_net=sum(exact, Decimal(0)),
@@ -112,7 +113,7 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
         holds=statistics.summary(holds),
         confidences=statistics.summary([confidence for confidence, _ in decisions]),
         long_percent=statistics.percent(sum(trade.is_long for trade in trades), len(trades)),
-        expectancy=statistics.expectancy(pnls),
+        expectancy=statistics.mean(pnls),
         profit_factor=statistics.profit_factor(pnls),
         profit_factor_interval=statistics.profit_factor_interval(pnls),
         average_r_multiple=statistics.average_r_multiple(pnls),

@@ -116,8 +116,8 @@ async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
     """Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days
     (UTC): an addition to the specification.
     """
-    today = floor_time(context.clock.now(), _DAY)
-    return GetActivityOutput.from_attributes(await context.operations.activity(today - (ACTIVITY_DAYS - 1) * _DAY))
+    since = floor_time(context.clock.now(), _DAY) - (ACTIVITY_DAYS - 1) * _DAY
+    return GetActivityOutput.from_attributes(since=since, **await context.operations.activity(since))
 
 
 def _account_of(context: Context, request: HaltInput) -> str | None:

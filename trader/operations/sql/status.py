@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Final, Literal, NamedTuple
 
-from trader.database.pool import Connection, part_of_row
+from trader.database.pool import Connection, shown_rows
 from trader.database.schema import used_tables
 from trader.operations.domain.alarms import Notice
 
@@ -230,15 +231,6 @@ async def select_maintenance(conn: Connection) -> Sequence[MaintenanceRun]:
     return [MaintenanceRun(**row) for row in await conn.fetch(SELECT_MAINTENANCE)]
 
 
-class DayOfModel(NamedTuple):
-    """The known cost of a model's invocations that began on a day (UTC). `is_partial`: part of it is unknown."""
-
-    day: datetime
-    model_id: str
-    usd: Decimal
-    is_partial: bool
-
-
 SELECT_COSTS_BY_DAY = """
 SELECT date_trunc('day', started_at, 'UTC') AS day, model_id, coalesce(sum(cost_usd), 0) AS usd,
        bool_or(unmetered_attempts > 0 OR unpriced_steps > 0) AS is_partial
@@ -250,20 +242,9 @@ ORDER BY day, model_id
 """
 
 
-async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[DayOfModel]:
-    """Return what each model cost on each day since a time."""
-    return [part_of_row(row, DayOfModel) for row in await conn.fetch(SELECT_COSTS_BY_DAY, since)]
-
-
-class InvocationActivity(NamedTuple):
-    """Finished invocations of a model: how many failed, the last failure, and durations of the latest in seconds."""
-
-    model_id: str
-    invocations: int
-    failed: int
-    median_s: float
-    slow_s: float
-    last_failure: str | None
+async def select_costs_by_day(conn: Connection, since: datetime) -> list[SimpleNamespace]:
+    """Return the known cost of each model's invocations by the day (UTC) on which they began, since a time."""
+    return shown_rows(await conn.fetch(SELECT_COSTS_BY_DAY, since))
 
 
 LATEST: Final = 1000
@@ -297,17 +278,9 @@ ORDER BY c.failed DESC, c.model_id
 """
 
 
-async def select_model_activity(conn: Connection, since: datetime) -> Sequence[InvocationActivity]:
-    """Return the activity of each model since a time, those with the most failures first."""
-    return [part_of_row(row, InvocationActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since, LATEST)]
-
-
-class RuleRefusals(NamedTuple):
-    """How many tool calls a rule refused, and of how many models."""
-
-    rule: str
-    calls: int
-    models: int
+async def select_model_activity(conn: Connection, since: datetime) -> list[SimpleNamespace]:
+    """Return the finished invocations of each model since a time, those with the most failures first."""
+    return shown_rows(await conn.fetch(SELECT_MODEL_ACTIVITY, since, LATEST))
 
 
 SELECT_REFUSALS = """
@@ -320,21 +293,9 @@ ORDER BY calls DESC, rule
 """
 
 
-async def select_refusals(conn: Connection, since: datetime) -> Sequence[RuleRefusals]:
-    """Return how often each rule refused a call since a time, the most frequent first."""
-    return [part_of_row(row, RuleRefusals) for row in await conn.fetch(SELECT_REFUSALS, since)]
-
-
-class PastHalt(NamedTuple):
-    """A halt, lifted or in force; of all accounts without `account_id`."""
-
-    account_id: str | None
-    cause: str
-    reason: str
-    halted_by: str
-    halted_at: datetime
-    lifted_by: str | None
-    lifted_at: datetime | None
+async def select_refusals(conn: Connection, since: datetime) -> list[SimpleNamespace]:
+    """Return how often each rule refused a call since a time, and of how many models, the most frequent first."""
+    return shown_rows(await conn.fetch(SELECT_REFUSALS, since))
 
 
 SELECT_PAST_HALTS = """
@@ -344,6 +305,6 @@ ORDER BY id DESC LIMIT $2
 """
 
 
-async def select_past_halts(conn: Connection, since: datetime, limit: int) -> Sequence[PastHalt]:
+async def select_past_halts(conn: Connection, since: datetime, limit: int) -> list[SimpleNamespace]:
     """Return the latest halts that were in force since a time, newest first."""
-    return [part_of_row(row, PastHalt) for row in await conn.fetch(SELECT_PAST_HALTS, since, limit)]
+    return shown_rows(await conn.fetch(SELECT_PAST_HALTS, since, limit))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from trader.agents.sql.invocations import INVOCATION_COLUMNS
 from trader.agents.sql.models import FILLS_BY_HAND
 from trader.core.statistics import grouped, percent
 from trader.core.variant_id import VariantId
-from trader.database.pool import Connection, Page, part_of_row
+from trader.database.pool import Connection, Page, part_of_row, shown_rows
 from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
 from trader.portfolio.domain.behaviour import PlanChange, PositionPart
 from trader.record.sql.results import JOIN_EXTREMES
@@ -164,18 +165,6 @@ async def select_run_entrants(
     return entrants
 
 
-class TradeTotals(NamedTuple):
-    """A group of completed trades, named by `key`: how many, how many won, and their sums."""
-
-    key: str
-    trades: int
-    won: int
-    gross_pnl: Decimal
-    fees: Decimal
-    funding: Decimal
-    net_pnl: Decimal
-
-
 SELECT_TRADE_TOTALS = f"""
 SELECT CASE $5::text
            WHEN 'day' THEN to_char(o.closed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
@@ -198,9 +187,12 @@ ORDER BY key
 
 async def select_trade_totals(
     conn: Connection, by: str, model_id: str | None, variant: VariantId | None, chosen: TradeFilter
-) -> list[TradeTotals]:
-    """Return the chosen trades of current runs by `day`, `week`, `market`, `side`, `reason` or `model`, ascending."""
-    return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, *chosen, by, model_id, variant)]
+) -> list[SimpleNamespace]:
+    """Return the totals of the chosen trades of current runs by `day`, `week`, `market`, `side`, `reason` or `model`.
+
+    They ascend by that `key`.
+    """
+    return shown_rows(await conn.fetch(SELECT_TRADE_TOTALS, *chosen, by, model_id, variant))
 
 
 SELECT_FAILURES = f"""
