@@ -254,7 +254,7 @@ async def test_patient_work_waits_longer_and_leaves_half_of_the_connections(
         "DatabaseUnavailable",
     ]
     async with database.connection():
-        assert database.use().size <= 2
+        assert database.use()[0] <= 2
     await database.close()
 
 

@@ -55,8 +55,8 @@ class Shelf:
     async def compare(self, start: datetime, end: datetime, points: int, **chosen: object) -> str:
         """Compare a history with the snapshots. Return its resolution."""
         asked = {"start": start, "end": end, "points_max": points, **chosen}
-        shown = await self.portfolio.history(**asked)  # type: ignore[arg-type]
-        bucket = RESOLUTIONS[shown.resolution]
+        chunks, resolution = await self.portfolio.history(**asked)  # type: ignore[arg-type]
+        bucket = RESOLUTIONS[resolution]
         last = {
             (name, floor_time(at, bucket)): (name, value, at)
             for name, value, at in self.written
@@ -65,11 +65,11 @@ class Shelf:
             and NAMES[name] == chosen.get("variant", NAMES[name])
         }
         wanted = sorted(last.values(), key=lambda entry: (entry[2], NAMES[entry[0]], entry[0]))
-        values = equity_values(shown.chunks)
-        assert values == wanted[len(wanted) - len(values) :], shown.resolution
+        values = equity_values(chunks)
+        assert values == wanted[len(wanted) - len(values) :], resolution
         assert values or not wanted
         assert len(values) == len(wanted) or end - start >= points * bucket, "only what is too long is cut"
-        return shown.resolution
+        return resolution
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -111,8 +111,8 @@ async def test_any_name_of_a_model_is_json(database: Database, name: str) -> Non
     await shelf.live(timedelta(hours=1), 20 * MINUTE)
     async with database.connection() as conn:
         await conn.execute("UPDATE models SET name = $1, router_model_name = $1 WHERE id = 'a'", name)
-    history = await shelf.portfolio.history(model_id="a", start=START, end=shelf.clock.now(), points_max=1000)
-    records = json.loads(b"[%b]" % b",".join(history.chunks))
+    chunks, _ = await shelf.portfolio.history(model_id="a", start=START, end=shelf.clock.now(), points_max=1000)
+    records = json.loads(b"[%b]" % b",".join(chunks))
     assert records
     for record in records:
         assert record["model"] == {"name": name, "variant": "Apex", "openRouterModelName": name}

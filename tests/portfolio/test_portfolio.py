@@ -239,8 +239,8 @@ async def test_history_takes_raw_rows_for_short_ranges_and_the_rollup_for_long_o
 
     async def values(span: timedelta, **more: object) -> tuple[str, list[int]]:
         more = {"model_id": "one", "points_max": 1000} | more
-        history = await desk.portfolio.history(start=START, end=START + span, **more)  # type: ignore[arg-type]
-        return history.resolution, [int(value) for _, value, _ in equity_values(history.chunks)]
+        chunks, resolution = await desk.portfolio.history(start=START, end=START + span, **more)  # type: ignore[arg-type]
+        return resolution, [int(value) for _, value, _ in equity_values(chunks)]
 
     assert await values(2 * HOUR) == ("1m", list(range(41)))
     assert await values(10 * HOUR, points_max=100) == ("15m", [*range(4, 200, 5), 199][:40])
@@ -264,9 +264,9 @@ async def test_history_beyond_the_retention_comes_from_the_rollup(database: Data
     await _fill(database, ("one", START + 30 * DAY, "4"))
     await desk.portfolio.maintain(desk.clock.now() + DAY)
     assert len(await desk.snapshots()) == 1
-    history = await desk.portfolio.history(start=START, end=START + 2 * HOUR, points_max=1000)
-    assert history.resolution == "1h"
-    assert [value for _, value, _ in equity_values(history.chunks)] == [2, 3]
+    chunks, resolution = await desk.portfolio.history(start=START, end=START + 2 * HOUR, points_max=1000)
+    assert resolution == "1h"
+    assert [value for _, value, _ in equity_values(chunks)] == [2, 3]
 
 
 @given(
@@ -299,7 +299,7 @@ async def test_a_range_that_no_resolution_can_hold_shows_its_latest_part(databas
     desk = PaperBench(database, FakeExchange())
     await desk.clock.advance(149 * DAY)
     for end in (START + 149 * DAY, datetime.max.replace(tzinfo=START.tzinfo)):  # `until` in the far future, too
-        history = await desk.portfolio.history(start=START, end=end, points_max=100)
-        assert [int(value) for _, value, _ in equity_values(history.chunks)] == list(range(50, 150))
+        chunks, _ = await desk.portfolio.history(start=START, end=end, points_max=100)
+        assert [int(value) for _, value, _ in equity_values(chunks)] == list(range(50, 150))
     earliest = datetime.min.replace(tzinfo=START.tzinfo)
-    assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100)).chunks == []
+    assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100))[0] == []

@@ -24,7 +24,7 @@ async def test_another_process_of_the_servers_user_is_not_its_superuser(open_fol
     async with EmbeddedPostgres(open_folder / "server", durable=False) as server:
         account = server_account()
         assert account is not None
-        user = account.name
+        user = account.pw_name
         dsn = await server.ensure_database("trader_test")
         conn = await asyncpg.connect(dsn)
         assert await conn.fetchval("SELECT current_user") == "trader"

@@ -51,8 +51,8 @@ class Replica:
         self._folder = folder
         self._account = server_account()
         self._binaries = binaries.readable_copy() if self._account else binaries
-        self._user = None if self._account is None else self._account.uid
-        self._group = None if self._account is None else self._account.gid
+        self._user = None if self._account is None else self._account.pw_uid
+        self._group = None if self._account is None else self._account.pw_gid
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,7 +64,7 @@ class Replica:
         make_private(self._folder, self._account)
         data, source = str(self._folder / "data"), primary.superuser_dsn()
         if self._account is not None:
-            await admit(source, self._account.name)
+            await admit(source, self._account.pw_name)
         copying = ("pg_basebackup", "-D", data, "-d", source, "-R", "-C", "-S", self._folder.name, "-c", "fast")
         await asyncio.to_thread(self._run, *copying, "--no-sync")
         command: list[str] = [

@@ -17,7 +17,7 @@ from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY
 from trader.api.streams import BROADCASTERS
 from trader.core.errors import DatabaseUnavailable
 from trader.core.schedulers import Job, Schedulers
-from trader.database.pool import Connection, PoolUse, StatementFailure
+from trader.database.pool import Connection, StatementFailure
 from trader.exchange.accounts import Tally
 from trader.exchange.service_level import Outcomes, ServiceLevel
 from trader.operations.alarms import Alarms
@@ -51,8 +51,8 @@ class FakeDatabase:
         raise DatabaseUnavailable("not reachable")
         yield
 
-    def use(self) -> PoolUse:
-        return PoolUse(size=5, idle=3, size_max=20)
+    def use(self) -> tuple[int, int, int]:
+        return 5, 3, 20
 
 
 class FakeMarket:

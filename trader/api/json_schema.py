@@ -30,7 +30,7 @@ def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]
     """Return the schema of each type, and the named schemas that they refer to under `#/components/schemas/`."""
     types = list(types)
     schemas, named = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
-    names = {name: _public_name(name) for name in named}
+    names = {name: name.removesuffix("View") for name in named}
     assert len(set(names.values())) == len(names), "two structs would have one name"
     components = {names[name]: _component(names[name], schema, names) for name, schema in named.items()}
     cleaned = [_clean(schema, names) for schema in schemas]
@@ -64,10 +64,6 @@ def _reorder(node: Any, orders: Mapping[frozenset[Any], list[Any]]) -> None:
     if isinstance(node, list):
         for item in node:
             _reorder(item, orders)
-
-
-def _public_name(name: str) -> str:
-    return name.removesuffix("View")
 
 
 def _component(name: str, schema: Schema, names: Mapping[str, str]) -> Schema:

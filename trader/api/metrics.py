@@ -96,11 +96,11 @@ class _Figures(Collector):
 
 
 def _database_of(database: Database) -> Iterator[Metric]:
-    pool = database.use()
+    size, idle, size_max = database.use()
     yield CounterMetricFamily("trader_write_failures", "Failed writes.", database.write_failures)
-    states = {"idle": pool.idle, "used": pool.size - pool.idle}
+    states = {"idle": idle, "used": size - idle}
     yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
-    yield GaugeMetricFamily("trader_database_connections_max", "Maximum number of connections.", pool.size_max)
+    yield GaugeMetricFamily("trader_database_connections_max", "Maximum number of connections.", size_max)
 
 
 def _answers_of(dispatcher: Dispatcher) -> Iterator[Metric]:

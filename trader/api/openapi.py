@@ -8,7 +8,7 @@ second that a start need not take.
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from http import HTTPStatus
 from importlib import resources
@@ -102,7 +102,8 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
     routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.REPORT, record.RECORD]
     if settings.metrics == "on":
         routes.append(metrics.METRICS)
-    types = [ErrorBody, *(kind for route in routes for kind in _types_of(route))]
+    types = [ErrorBody, *(response.body for route in routes for response in route.responses.values())]
+    types += [route.event_data for route in routes if route.event_data is not None]
     types += [kind for declared in procedures for kind in (declared.input_type, declared.output_type)]
     schemas, components = components_of(types)
     schema_of = dict(zip(types, schemas, strict=True))
@@ -260,12 +261,6 @@ def _failure(status: HTTPStatus, codes: Sequence[str]) -> dict[str, Any]:
 
 def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-
-
-def _types_of(route: Route) -> Iterator[Any]:
-    yield from (response.body for response in route.responses.values())
-    if route.event_data is not None:
-        yield route.event_data
 
 
 def _read_operation(route: Route, path: str, schema_of: Mapping[Any, Schema]) -> dict[str, Any]:

@@ -31,10 +31,6 @@ ACCOUNTS_AT_ONCE: Final = 20
 """After this many accounts, other tasks of the event loop get a turn."""
 
 
-async def _load_positions(context: Context) -> list[PositionEventData]:
-    return await position_entries(context.exchange, context.models.by_id)
-
-
 async def _load_trades(context: Context) -> list[TradeView]:
     return [TradeView.of(trade) for trade in await context.portfolio.trades(page=Page(TRADES_MAX))]
 
@@ -102,7 +98,7 @@ STREAMS: Final = (
         "One entry per active model, even without positions; without active models, one for the account `default`. "
         "Sent about every 10 seconds, on every change of a position, and after every run of a model.",
         list[PositionEventData],
-        _load_positions,
+        lambda context: position_entries(context.exchange, context.models.by_id),
         (MarketChecked, PositionsChanged, ConversationsChanged),
     ),
     EventStream(
@@ -175,13 +171,11 @@ StreamEvents: Final = msgspec.defstruct(
 def state_loaders(context: Context) -> dict[str, Load]:
     """Return the function that loads the state of each state stream as JSON, by the stream's name."""
     return {
-        stream.name: partial(_load_encoded, stream.load, decoder_of(stream.data), context)
+        stream.name: partial(_load_encoded, stream.load, stream.data, context)
         for stream in STREAMS
         if stream.load is not None
     }
 
 
-async def _load_encoded(
-    load: Callable[[Context], Awaitable[object]], decoder: msgspec.json.Decoder[Any], context: Context
-) -> bytes:
-    return encoded(await load(context), decoder)
+async def _load_encoded(load: Callable[[Context], Awaitable[object]], kind: Any, context: Context) -> bytes:
+    return encoded(await load(context), decoder_of(kind))

@@ -213,17 +213,13 @@ def sequence_deviations(hours: int, level: float, freedom: int) -> float:
     """Return the half-width of the sequence after `hours`, in standard errors with these degrees of freedom."""
     weight = hours * _sequence_density()
     normal = math.sqrt(2 * (weight + 1) / weight * math.log(math.sqrt(weight + 1) / level))
-    return student_quantile(normal_tail(normal), freedom)
+    tail = 0.5 * math.erfc(normal / math.sqrt(2))  # of a standard normal value
+    return student_quantile(tail, freedom)
 
 
 # Tails and quantiles
 
 _NORMAL: Final = NormalDist()
-
-
-def normal_tail(value: float) -> float:
-    """Return the probability that a standard normal value exceeds `value`."""
-    return 0.5 * math.erfc(value / math.sqrt(2))
 
 
 @lru_cache(maxsize=4096)  # a statement needs its p value several times

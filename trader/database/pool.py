@@ -159,14 +159,6 @@ def columns_of(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
-class PoolUse(NamedTuple):
-    """Connections of the pool: open, idle, and their maximum."""
-
-    size: int
-    idle: int
-    size_max: int
-
-
 class StatementFailure(NamedTuple):
     """A statement that failed for a reason of the server or the connection: when it began, in real time, and ended.
 
@@ -399,9 +391,9 @@ class Database:
             await conn.fetchval(SELECT_ALIVE)
         return (time.perf_counter() - started_s) * 1000
 
-    def use(self) -> PoolUse:
-        """Return the current numbers of connections."""
-        return PoolUse(self._pool.get_size(), self._pool.get_idle_size(), self._pool.get_max_size())
+    def use(self) -> tuple[int, int, int]:
+        """Return how many connections are open, how many of them are idle, and how many there may be."""
+        return self._pool.get_size(), self._pool.get_idle_size(), self._pool.get_max_size()
 
     async def close(self) -> None:
         """Close the connections; those still in use after the timeout of a command are cut."""

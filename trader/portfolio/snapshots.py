@@ -51,13 +51,6 @@ _DAY: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class EquityHistory(NamedTuple):
-    """Models' equity over time at one resolution: ascending JSON records, joined by commas into a few texts."""
-
-    chunks: Sequence[bytes]
-    resolution: Resolution
-
-
 class Curves(NamedTuple):
     """Models' equity on one list of times, the ends of buckets: a JSON record per model."""
 
@@ -194,17 +187,18 @@ class PortfolioService:
         start: datetime,
         end: datetime,
         points_max: int,
-    ) -> EquityHistory:
+    ) -> tuple[Sequence[bytes], Resolution]:
         """Return the equity of models within [start, end]: the last snapshot of each bucket, `points_max` per model.
 
-        Beyond the retention the finest resolution is hourly.
+        They are ascending JSON records, joined by commas into a few texts. Beyond the retention the finest resolution
+        is hourly.
         """
         start, resolution = self._fitting(start, end, points_max)
         bucket = RESOLUTIONS[resolution]
         width = SLICE_BUCKETS * bucket
         async with self._histories, self._database.connection() as conn:
             chunks = await store.select_history(conn, model_id, variant, start, end, bucket, width)
-            return EquityHistory(chunks, resolution)
+            return chunks, resolution
 
     async def equity_curves(
         self,

@@ -122,7 +122,7 @@ async def test_root_runs_the_server_as_a_dedicated_user_where_one_can_be_created
 
 FIRST_STARTS = """
 import subprocess, sys
-start = "from trader.database.embedded.folders import make_server_account as make; input(); print(make().uid)"
+start = "from trader.database.embedded.folders import make_server_account as make; input(); print(make().pw_uid)"
 starts = [
     subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(8)

@@ -61,7 +61,8 @@ def test_an_agent_that_never_traded_has_counts_and_no_shares() -> None:
     assert (behaviour.positions, behaviour.flips, behaviour.plans_changed) == (0, 0, 0)
     assert (behaviour.time_in_market_percent, behaviour.turnover) == (0.0, 0.0)
     assert behaviour.stops == behaviour.targets == PlanOutcome(0, 0, 0, 0, 0)
-    assert behaviour.holding_times is behaviour.leverage_by_volatility is None
+    assert behaviour.holding_times is None
+    assert behaviour.leverage_by_volatility is None
     assert behaviour.fees_percent is behaviour.captured_percent is behaviour.alike_percent is None
 
 

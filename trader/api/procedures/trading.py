@@ -140,7 +140,7 @@ async def get_portfolio_history(
         end=end,
         points_max=request.max_points,
     )
-    return history_of(history)
+    return history_of(*history)
 
 
 @procedure("trading.getEquityCurves", long=True, token=histories_token)

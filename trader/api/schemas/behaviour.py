@@ -5,18 +5,11 @@ from typing import Annotated
 from trader.api.schemas.analytics import Percent
 from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.portfolio.behaviour import EntrantBehaviour
+from trader.portfolio.domain.behaviour import HoldingTimes
 
 
 class GetBehaviourInput(Input, kw_only=True):
     model_id: str
-
-
-class HoldingTimesView(Wire, kw_only=True):
-    """Quantiles of the holding times of completed positions, in minutes: 10, 50 and 90 %."""
-
-    low: float
-    median: float
-    high: float
 
 
 class PlanOutcomeView(Wire, kw_only=True):
@@ -46,7 +39,7 @@ class BehaviourView(Wire, kw_only=True):
     until: Timestamp
     positions: int
     time_in_market: Annotated[Percent | None, From("time_in_market_percent")]
-    holding_times: HoldingTimesView | None
+    holding_times: HoldingTimes | None
     within_minute: int
     leverage_by_volatility: list[float] | None
     turnover: float | None

@@ -1,6 +1,6 @@
 """Equity of models on the wire: its history, and the live values of the portfolio stream."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Final
@@ -24,7 +24,7 @@ from trader.api.schemas.common import (
 from trader.api.schemas.paging import IsoTime, moment_of
 from trader.portfolio.domain.histories import Resolution, RunWindow
 from trader.portfolio.run_statistics import WindowStart
-from trader.portfolio.snapshots import Curves, EquityHistory, LiveValues
+from trader.portfolio.snapshots import Curves, LiveValues
 
 
 class RangeInput(Input, kw_only=True):
@@ -85,10 +85,9 @@ class GetPortfolioHistoryOutput(Wire, kw_only=True):
 _RECORDS: Final = msgspec.json.Decoder(list[HistoryEntry])
 
 
-def history_of(history: EquityHistory) -> LongOutput[GetPortfolioHistoryOutput]:
+def history_of(chunks: Sequence[bytes], resolution: Resolution) -> LongOutput[GetPortfolioHistoryOutput]:
     """Return the output of records encoded by the database: a hundred models have 67,000 of them, 19 MB."""
-    frame = GetPortfolioHistoryOutput(history=[], resolution=history.resolution)
-    return LongOutput(frame, _RECORDS, history.chunks)
+    return LongOutput(GetPortfolioHistoryOutput(history=[], resolution=resolution), _RECORDS, chunks)
 
 
 class EquityCurve(Wire, kw_only=True, gc=False):

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from trader.core.errors import StartError
 from trader.core.ownership import LOCK_NAME, mark_made_here, name_of, why_not_made_here
@@ -41,14 +41,6 @@ OTHER_USER = "nobody"
 SUPERUSER = "postgres"
 SERVICE_ROLE = "trader"
 """The roles of the server: the one that creates databases, and the one that the service uses."""
-
-
-class ServerAccount(NamedTuple):
-    """The user that the server runs as when this process is root."""
-
-    name: str
-    uid: int
-    gid: int
 
 
 def is_open_to_all(path: Path) -> bool:
@@ -85,7 +77,7 @@ def _make_open(folder: Path) -> None:
     folder.chmod(0o755)
 
 
-def server_account() -> ServerAccount | None:
+def server_account() -> pwd.struct_passwd | None:
     """Return the server's user if this process is root; None if the server runs as this process's user.
 
     :raises StartError: the system has no such user
@@ -101,7 +93,7 @@ def server_account() -> ServerAccount | None:
     return account
 
 
-def make_server_account() -> ServerAccount | None:
+def make_server_account() -> pwd.struct_passwd | None:
     """Return the server's user, creating it if it is missing and can be created.
 
     :raises StartError: as in `server_account`
@@ -132,27 +124,26 @@ def _make_server_user() -> str | None:
         os.close(lock)
 
 
-def _account(name: str) -> ServerAccount | None:
+def _account(name: str) -> pwd.struct_passwd | None:
     try:
-        entry = pwd.getpwnam(name)
+        return pwd.getpwnam(name)
     except KeyError:
         return None
-    return ServerAccount(name, entry.pw_uid, entry.pw_gid)
 
 
-def hand_over(folder: Path, account: ServerAccount | None) -> None:
+def hand_over(folder: Path, account: pwd.struct_passwd | None) -> None:
     """Make the server's user the owner of a folder and everything in it, such as after a start as another user.
 
     The folder itself comes last, so that an interrupted run is repeated.
     """
-    if account is None or not folder.exists() or folder.lstat().st_uid == account.uid:
+    if account is None or not folder.exists() or folder.lstat().st_uid == account.pw_uid:
         return
-    log.info("handing %s over to the user `%s`", folder, account.name)
+    log.info("handing %s over to the user `%s`", folder, account.pw_name)
     for path in (*folder.rglob("*"), folder):
-        os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
 
 
-def data_place(folder: Path, account: ServerAccount | None) -> Path:
+def data_place(folder: Path, account: pwd.struct_passwd | None) -> Path:
     """Return the folder itself, or a shared folder in its place if `account` cannot reach it.
 
     :raises StartError: the folder cannot be created, or has another user's data
@@ -162,7 +153,7 @@ def data_place(folder: Path, account: ServerAccount | None) -> Path:
     except OSError as error:
         raise StartError(f"The database folder {folder} cannot be created: {error.strerror}.") from error
     data = folder / "data"
-    own = {0, *(known.uid for known in (account, _account(OTHER_USER)) if known is not None)}
+    own = {0, *(known.pw_uid for known in (account, _account(OTHER_USER)) if known is not None)}
     if account is not None and data.exists() and (owner := data.stat().st_uid) not in own:
         raise StartError(
             f"The embedded database in {folder} belongs to another user ({owner}), and only that user may "
@@ -171,15 +162,15 @@ def data_place(folder: Path, account: ServerAccount | None) -> Path:
     if account is None or is_open_to_all(folder):
         return folder
     place = shared_place(folder.resolve())
-    log.warning("PostgreSQL runs as `%s`, which cannot reach %s; the database is in %s", account.name, folder, place)
+    log.warning("PostgreSQL runs as `%s`, which cannot reach %s; the database is in %s", account.pw_name, folder, place)
     return place
 
 
-def make_private(folder: Path, account: ServerAccount | None) -> None:
+def make_private(folder: Path, account: pwd.struct_passwd | None) -> None:
     """Create a folder that only the server's user can enter."""
     folder.mkdir(mode=0o700)
     if account is not None:
-        os.chown(folder, account.uid, account.gid)
+        os.chown(folder, account.pw_uid, account.pw_gid)
 
 
 def require_peer(folder: Path) -> dict[str, str]:
@@ -206,7 +197,7 @@ def require_peer(folder: Path) -> dict[str, str]:
     return settings
 
 
-def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
+def socket_folder(folder: Path, account: pwd.struct_passwd | None) -> Path:
     """Create the socket's folder: next to the data, unless that path is too long or unsafe in a list of hosts."""
     sockets = folder / "socket"
     path = str(sockets / SOCKET_NAME)
@@ -218,7 +209,7 @@ def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
         if sockets.parent == folder:  # nobody else can have created it there
             hand_over(sockets, account)
         facts = sockets.lstat()
-        owner = account.uid if account else os.geteuid()
+        owner = account.pw_uid if account else os.geteuid()
         if facts.st_uid != owner or facts.st_mode & 0o077 or sockets.is_symlink():
             raise StartError(
                 f"The folder {sockets} belongs to another user or is open to others. Remove it and start again."

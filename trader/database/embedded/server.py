@@ -319,8 +319,8 @@ class EmbeddedPostgres:
                 # Pass nothing from the caller's environment: its locale and PG* variables must not affect the server.
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", "HOME": str(self._folder)},
                 start_new_session=True,
-                user=self._account.uid if self._account else None,
-                group=self._account.gid if self._account else None,
+                user=self._account.pw_uid if self._account else None,
+                group=self._account.pw_gid if self._account else None,
                 extra_groups=[] if self._account else None,
                 preexec_fn=before_exec,  # noqa: PLW1509 - one system call, prepared before the fork
             )

@@ -113,7 +113,7 @@ def is_within_minute(opened_at: datetime, closed_at: datetime) -> bool:
     return closed_at - opened_at < _MINUTE
 
 
-class HoldingTimes(NamedTuple):
+class HoldingTimes(msgspec.Struct, frozen=True):
     """Quantiles of the holding times of completed positions, in minutes: 10, 50 and 90 %."""
 
     low: float
