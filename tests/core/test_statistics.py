@@ -220,12 +220,6 @@ def test_decision_quality_needs_three_trades_with_variation() -> None:
     assert ours.decision_quality([(50, 3.0), (60, 2.0), (70, 1.0)]) == near(-1.0)
 
 
-def test_streaks_count_consecutive_outcomes() -> None:
-    assert ours.streaks([1, 1, -1, 0, -1, 1, 1]) == (2, 3, 2, "win")
-    assert ours.streaks([-1]) == (0, 1, 1, "loss")
-    assert ours.streaks([1, 0]) == (1, 1, 1, "loss")
-
-
 @given(pnls)
 def test_streaks_match_a_text_search(trades: list[float]) -> None:
     text = "".join("w" if pnl > 0 else "l" for pnl in trades)

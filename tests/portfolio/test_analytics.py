@@ -41,11 +41,8 @@ from trader.core.statistics import Drawdown
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database, Page
-from trader.exchange.domain.orders import Cause
 from trader.exchange.paper import PaperExchange
-from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.analytics import Analytics
-from trader.portfolio.figures import figures_of_trades
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import NO_SCOPE, CurrentRuns, RunScope, RunStatistics
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -451,18 +448,6 @@ async def test_a_model_without_an_account_shows_its_initial_state(bench: Bench) 
     assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
     assert entry.evidence.reason == "there are no whole hours yet"
     assert seen(*(await bench.analytics.run_info())[:4]) == (None, 1, 0, 0)
-
-
-def test_no_trades_have_no_figures() -> None:
-    figures = figures_of_trades([])
-    assert seen(figures.trades, figures.total_net) == (0, 0)
-    assert [figures.win_rate, figures.expectancy, figures.profit_factor, figures.biggest_win] == [None] * 4
-    assert figures.streaks.current_type == "none"
-
-
-def test_a_win_without_losses_is_unbounded() -> None:
-    trade = RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR, Cause.ORDER, Decimal(1))
-    assert figures_of_trades([trade]).profit_factor == math.inf
 
 
 async def test_statistics_are_per_entrant_within_the_run_and_the_old_ones_stay(bench: Bench) -> None:

@@ -39,6 +39,3 @@ class LoopLag:
             await asyncio.sleep(EVERY_S)
             self.real_ms.append((time.perf_counter() - real_s - EVERY_S) * 1000)
             self.cpu_ms.append((time.thread_time() - cpu_s) * 1000)
-
-    def p99_ms(self) -> float:
-        return sorted(self.real_ms)[len(self.real_ms) * 99 // 100]

@@ -233,15 +233,6 @@ async def test_a_thousand_errors_give_a_short_response(client: AppClient) -> Non
     assert len(json.dumps(answer)) < 8000
 
 
-@pytest.mark.parametrize("body", ['{"json":null}', '{"json":[]}', '{"json":{},"meta":{}}', '{"json":{},"meta":null}'])
-@pytest.mark.parametrize("path", [PLAIN, ORPC])
-async def test_a_malformed_envelope_is_a_bad_request(client: AppClient, path: str, body: str) -> None:
-    status, answer = await send(client, path, body)
-    assert status == 400
-    assert isinstance(answer, dict)
-    assert answer["json"]["code"] == "VALIDATION_ERROR"
-
-
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [

@@ -30,7 +30,7 @@ from trader.api.schemas.paging import IsoTime
 from trader.core.money import ceil_to, floor_to
 from trader.core.statistics import change_percent
 from trader.exchange.domain.account import Account, Marks, Position, liquidation_price
-from trader.exchange.domain.orders import PlanTarget, Side
+from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Market, Quote
 from trader.portfolio.domain.histories import Resolution
 
@@ -56,11 +56,10 @@ class ExitPlanView(Wire, kw_only=True):
     invalidation_price: Decimal | None
     time_exit: Timestamp | None
     trailing_distance: Decimal | UnsetType = UNSET
-    targets: Annotated[list[TargetView] | UnsetType, From("targets", lambda targets: _targets(targets) or None)] = UNSET
-
-
-def _targets(targets: Iterable[PlanTarget]) -> list[TargetView]:
-    return [TargetView.from_attributes(target) for target in targets]
+    targets: Annotated[
+        list[TargetView] | UnsetType,
+        From("targets", lambda targets: list(map(TargetView.from_attributes, targets)) or None),
+    ] = UNSET
 
 
 class PositionView(OfModel, kw_only=True):

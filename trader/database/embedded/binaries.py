@@ -166,7 +166,8 @@ def leftover_pid(pid_file: Path, data: Path) -> int | None:
     except PermissionError:
         pass
     if sys.platform != "linux":
-        return pid if "postgres" in _program_of(pid) else None
+        listing = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
+        return pid if "postgres" in listing.stdout else None
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return None if state in "ZX" or not Path(f"/proc/{pid}/cwd").samefile(data) else pid
@@ -183,11 +184,6 @@ def has_processes(data: Path) -> bool:
             if cwd.samefile(data) and cwd.with_name("comm").read_text() == "postgres\n":
                 return True
     return False
-
-
-def _program_of(pid: int) -> str:
-    listing = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
-    return listing.stdout
 
 
 def is_ready(data: Path, pid: int) -> bool:
