@@ -5,21 +5,11 @@ from typing import Annotated
 from trader.api.schemas.analytics import Percent
 from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.portfolio.behaviour import EntrantBehaviour
-from trader.portfolio.domain.behaviour import HoldingTimes
+from trader.portfolio.domain.behaviour import HoldingTimes, PlanOutcome
 
 
 class GetBehaviourInput(Input, kw_only=True):
     model_id: str
-
-
-class PlanOutcomeView(Wire, kw_only=True):
-    """Close reasons of the completed positions that had a stop (or a target) at the end."""
-
-    planned: int
-    by_stop: int
-    by_target: int
-    by_decision: int
-    otherwise: int
 
 
 class BehaviourView(Wire, kw_only=True):
@@ -45,8 +35,8 @@ class BehaviourView(Wire, kw_only=True):
     turnover: float | None
     fees: Annotated[Percent | None, From("fees_percent")]
     flips: int
-    stops: PlanOutcomeView
-    targets: PlanOutcomeView
+    stops: PlanOutcome
+    targets: PlanOutcome
     plans_changed: int
     captured: Annotated[Percent | None, From("captured_percent")]
     alike: Annotated[Percent | None, From("alike_percent")]

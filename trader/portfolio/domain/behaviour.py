@@ -121,7 +121,7 @@ class HoldingTimes(msgspec.Struct, frozen=True):
     high: float
 
 
-class PlanOutcome(NamedTuple):
+class PlanOutcome(msgspec.Struct, frozen=True, rename="camel"):
     """Close reasons of the completed positions that had a stop (or a target) at the end."""
 
     planned: int
