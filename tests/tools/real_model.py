@@ -127,7 +127,7 @@ def _line(invocation: dict[str, Any]) -> str:
 def laboratory(folder: Path, states: int) -> Iterator[tuple[str, ...]]:
     """Yield the commands of a backtest, of the same one from its cassette, and of an exam."""
     yield "candles", "make", "candles", "--days", "3", "--market", "BTC"
-    span = "--from", "2025-01-02T12:00:00Z", "--to", "2025-01-02T12:30:00Z", "--cadence", "10m"
+    span = "--from", "2025-01-02T12:00:00Z", "--to", "2025-01-02T12:05:00Z"
     for out in ("asked", "again"):
         yield (
             "backtest", "--data", "candles", *span, "--models", "models.toml", "--budget-usd", "1",
