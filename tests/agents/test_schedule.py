@@ -27,6 +27,7 @@ from trader.agents import record as invocation_record
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import Invocation
 from trader.agents.providers.providers import RuleProvider
+from trader.agents.schedule import InvocationScheduler
 from trader.agents.sql.linked_invocations import update_invocation_closed
 from trader.agents.verification import verify
 from trader.core.errors import OrderUndecided, ProviderError, Unavailable
@@ -389,6 +390,36 @@ async def test_an_unwritten_record_is_written_later(dsn: str, database: Database
         first = (await floor.invocations.finished())[-1]
         assert (first.invocation.status, first.invocation.response) == ("completed", "unheard")
         assert len(first.tool_calls) == 1
+    await away.close()
+
+
+@pytest.mark.parametrize("ended_by", ["holding", "interruption"])
+async def test_an_unwritten_record_outlasts_a_lost_lead_unless_another_leader_has_closed_it(
+    dsn: str, database: Database, ended_by: str
+) -> None:
+    away = await AwayDatabase.connect(dsn, size=4)
+    assert isinstance(away, AwayDatabase)
+
+    def break_off(_: Turn) -> ModelAnswer:
+        away.away = True
+        return hold("unheard")
+
+    async with open_floor(away) as floor:
+        await floor.add("ada")
+        floor.provider.scripts["ada"] = [break_off]
+        await floor.start_batch()
+        await floor.idle()
+        await floor.agents.close()
+        away.away = False
+        if ended_by == "interruption":
+            await InvocationScheduler(floor.services).start()
+        await floor.agents.start()
+        assert (await floor.invocations.finished())[0].invocation.ended_by == ended_by
+        floor.provider.scripts["ada"] = [hold("heard")]
+        await floor.cycle()
+        latest, first = await floor.invocations.finished()
+        assert (latest.invocation.response, first.invocation.ended_by) == ("heard", ended_by)
+        assert (await verify(away, ())).findings == []
     await away.close()
 
 

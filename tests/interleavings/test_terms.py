@@ -1,21 +1,24 @@
 """A process's decisions for a term end with the term: halts, commands and the baselines of losses."""
 
 import asyncio
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
-from interleavings.arena import MODEL, STOPPED, Arena, ArenaClock, D, Process
+from interleavings.arena import AGENT, MODEL, STOPPED, Arena, ArenaClock, D, Process
 from interleavings.gaps import GapDatabase, run_as
 from support.tasks import ended
 from support.trading_floor import hold
 from support.waiting import until
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.tools import Holding
 from trader.core.events import LeadershipChanged
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.sql import halts as store
+from trader.market.domain.markets import Tick
 from trader.operations import operator_commands as operations
 from trader.portfolio.sql.snapshots import select_baseline_states
 
@@ -208,6 +211,50 @@ async def test_a_successor_on_a_machine_that_is_behind_misses_no_touched_stop(ar
     await run_as("B", b.snapshot())
     async with arena.database.connection() as conn:
         assert [state.account.positions for _, state, _ in await select_baseline_states(conn)] == [{}]
+
+
+async def test_an_end_unsaved_in_its_term_is_given_again_in_the_next(arena: Arena) -> None:
+    a = arena.process("A")
+    await arena.open_view()
+    external, model = a.agents.external, a.models.by_id[AGENT]
+    arena.database.gaps.fault, arena.database.gaps.fault_in = "lost statement", "update_invocation_closed"
+    with arena.database.gaps.watching("A", -1, _nothing):
+        await run_as("A", external.decide(model, arena.view_id, Holding(reason="unheard")))
+    await run_as("A", a.lose_lock())
+    await run_as("A", a.leadership.take_role())
+    await external.begin_cycle([], arena.clock.now())
+    assert (await external.view(model, None)).id == arena.view_id, "it goes on"
+    await external.decide(model, arena.view_id, Holding(reason="heard"))
+    async with arena.database.connection() as conn:
+        rows = await conn.fetch("SELECT ended_by, response FROM invocations WHERE model_id = $1", AGENT)
+    assert [tuple(row) for row in rows] == [("holding", "heard")]
+
+
+async def test_a_former_terms_tick_ends_before_the_next_term(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, asked, answers = arena.process("A"), asyncio.Event(), asyncio.Event()
+    history = arena.source.history
+
+    async def hang(after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        is_first = not asked.is_set()
+        asked.set()
+        if is_first:
+            await answers.wait()
+        async for tick in history(after, until):
+            yield tick
+
+    monkeypatch.setattr(arena.source, "history", hang)
+    arena.move(STOPPED, after_s=30)
+    taking = asyncio.create_task(run_as("A", a.take(arena.move(after_s=60))))
+    await asked.wait()
+    await run_as("A", a.lose_lock())
+    await run_as("A", a.leadership.take_role())
+    assert not a.leads
+    answers.set()
+    await taking
+    await run_as("A", a.leadership.take_role())
+    assert a.leads
+    assert not a.accounts.by_id["a"].positions, "its stop was reached"
+    assert a.accounts.processed_until == arena.clock.now()
 
 
 async def _nothing() -> None:

@@ -19,7 +19,6 @@ from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import OrderStatus, OrderType
 from trader.operations import operator_commands as operations
-from trader.operations.sql import loss_baselines as store
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.snapshots import PortfolioService
 
@@ -292,34 +291,6 @@ async def test_a_market_without_a_price_is_waited_for(database: Database) -> Non
         assert in_force(operated) == []
         await operated.see({"BTC": "88000"})
         assert set(in_force(operated)) == {("a", HaltCause.DRAWDOWN), (None, HaltCause.DRAWDOWN)}
-
-
-async def test_a_baseline_that_a_former_term_could_not_record_is_recorded_by_the_next_one(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = {"MAX_DRAWDOWN_PERCENT": "10"}
-    async with operating(database, ScriptedSource(), ManualClock(START), **limits) as operated:
-        upsert = store.upsert_baselines
-        await operated.see(QUIET)
-        await operated.venue.buy("0.1", leverage=D(10))
-
-        async def recorded() -> int:
-            async with database.connection() as conn:
-                return int(await conn.fetchval("SELECT count(*) FROM equity_marks WHERE account_id = 'a'"))
-
-        async def upsert_in_a_later_term(*args: Any) -> None:
-            monkeypatch.setattr(store, "upsert_baselines", upsert)
-            operated.limits.stop()
-            await operated.venue.exchange.resign()
-            await operated.venue.exchange.lead()
-            await operated.limits.load(operated.venue.clock.now())
-            await upsert(*args)
-            assert await recorded() == 0, "the term is over"
-
-        monkeypatch.setattr(store, "upsert_baselines", upsert_in_a_later_term)
-        await operated.see(QUIET, after_s=20)
-        await operated.see(QUIET, after_s=20)
-        assert await recorded() == 1
 
 
 async def test_a_baseline_that_another_term_has_changed_is_recorded_again(database: Database) -> None:

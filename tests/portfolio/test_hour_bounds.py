@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
@@ -126,39 +125,6 @@ async def test_after_the_end_nothing_is_bounded(season: Database) -> None:
         await operated.venue.buy("0.5", leverage=TEN)
         await operated.see({"BTC": "90000"})
         assert in_force(operated) == []
-
-
-async def test_a_tick_of_a_former_term_forgets_no_start_that_the_next_one_has_loaded(
-    season: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
-        exchange, lift = operated.venue.exchange, operated.halts.lift
-        await operated.see(QUIET)
-        await operated.venue.buy("0.5", leverage=TEN)
-        await operated.see({"BTC": "93400"})
-        await flat(operated)
-        async with season.connection() as conn:
-            await conn.execute(
-                """INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
-                   VALUES ('a', $1, $2, 10000, 1, 10000, $3)""",
-                START.replace(minute=0, second=0),
-                exchange.accounts["a"].run.id,
-                START + timedelta(minutes=58),
-            )
-
-        async def lift_until_another_term(*args: Any, **more: Any) -> None:
-            monkeypatch.setattr(operated.halts, "lift", lift)
-            await lift(*args, **more)
-            operated.bounds.stop()
-            await exchange.resign()
-            await exchange.lead()
-            await operated.bounds.load(operated.venue.clock.now())
-
-        monkeypatch.setattr(operated.halts, "lift", lift_until_another_term)
-        await operated.see({"BTC": "93400"}, after_s=3600)
-        assert in_force(operated) == []
-        await operated.see({"BTC": "93400"})
-        assert in_force(operated) == HELD, "of the 10,000 at the start of the hour, 3 % are gone"
 
 
 @pytest.mark.parametrize(

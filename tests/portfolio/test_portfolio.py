@@ -101,6 +101,15 @@ async def test_a_restart_within_the_minute_counts_nothing_twice(desk: PaperBench
     assert await desk.counted() == 4, "the idle ones were taken in this hour, before the restart"
 
 
+async def test_snapshots_of_a_term_that_was_over_are_taken_in_the_next(desk: PaperBench) -> None:
+    desk.exchange.term = 1  # which is over in the database, unnoticed
+    await desk.portfolio.take_snapshots(START)
+    assert await desk.snapshots() == []
+    desk.exchange.term = 0
+    await desk.portfolio.take_snapshots(START + MINUTE)
+    assert {name for name, *_ in await desk.snapshots()} == {"idle", "busy", "manual"}
+
+
 async def test_a_new_run_is_recorded_at_once(desk: PaperBench) -> None:
     await desk.portfolio.take_snapshots(START)
     desk.exchange.put(msgspec.structs.replace(make_account("idle"), run=make_run("idle", 2, capital="500")))

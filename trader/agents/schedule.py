@@ -112,6 +112,7 @@ class InvocationScheduler:
         now = self._clock.now()
         async with self._database.writing() as conn:
             await ensure_partitions(conn, now)
+        await self._save_unsaved()  # if this process has led before, and lost the lead with the database
         await self._close_left_open(now)
         async with self._database.connection() as conn:
             self._failures.load(await select_failing(conn, INTERRUPTED))

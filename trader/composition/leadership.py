@@ -115,6 +115,7 @@ class Leadership:
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
         self._was_standby = False
+        self._applying = asyncio.Lock()
         self._unseated_in: int | None = None
 
     @property
@@ -134,14 +135,15 @@ class Leadership:
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply a tick to the exchange, to the baselines, to the loss limits and to the hourly bounds."""
-        await self._exchange.on_tick(tick)
-        await self._trading.baselines.on_tick(tick)
-        halts = self._trading.halts.in_force
-        await self._trading.limits.on_tick(tick)
-        await self._trading.bounds.on_tick(tick)
-        if isinstance(self._clock, LockstepClock) and self._trading.halts.in_force is not halts:
-            # Operator commands are polled in real time, which has no fixed place in a replay.
-            await self._trading.operations.sweep()
+        async with self._applying:
+            await self._exchange.on_tick(tick)
+            await self._trading.baselines.on_tick(tick)
+            halts = self._trading.halts.in_force
+            await self._trading.limits.on_tick(tick)
+            await self._trading.bounds.on_tick(tick)
+            if isinstance(self._clock, LockstepClock) and self._trading.halts.in_force is not halts:
+                # Operator commands are polled in real time, which has no fixed place in a replay.
+                await self._trading.operations.sweep()
         self._events.publish(PricesChanged(tick.at))
 
     async def take_role(self) -> None:
@@ -157,7 +159,8 @@ class Leadership:
         await self._follow()
 
     async def _try_lead(self) -> bool:
-        if self._lock is None or not await self._lock.try_acquire():
+        """Lead if this process can. A tick of its former term ends first, or it would be applied in this one."""
+        if self._lock is None or self._applying.locked() or not await self._lock.try_acquire():
             return False
         await self._lead()
         return True

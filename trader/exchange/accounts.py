@@ -145,6 +145,7 @@ class Accounts:
             marks = await store.select_last_marks(conn)
             self._term = await update_term(conn)
         self._in_doubt.clear()
+        self._decided.clear()  # a change that was cut off at the end of the last term leaves its decision
         self._catch_up = catch_up
         self.processed, self.marks, self._spans = processed, marks, state.spans
         if processed is not None and not state.spans:  # the database was filled from a past

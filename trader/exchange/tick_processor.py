@@ -95,7 +95,9 @@ class TickProcessor:
         self._jumps.jump()
         self._is_jump_unsaved = False
         self._kept.clear()
+        self._dropped = 0  # ticks that no checkpoint has are numbered anew
         self._behind.clear()
+        self._read_to.clear()
         await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
         self._market.restore_marks(self._accounts.marks)
         self._ask_again_at = self._give_up_at = None

@@ -153,5 +153,4 @@ class LossLimits:
         except Unavailable as error:
             log.warning("the baselines of the loss limits have not been recorded yet: %s", error)
             return
-        if self._exchange.term == term:  # in another one, nothing was recorded, or the baselines were read again
-            self._saved.update(changed)
+        self._saved.update(changed)

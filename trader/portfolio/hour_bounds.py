@@ -98,8 +98,6 @@ class HourBounds:
             if self._hour != (hour := _hour_of(tick.at)):
                 if any(halt.cause is HaltCause.HOURLY_BOUND for halt in self._halts.in_force):
                     await self._halts.lift(HaltCause.HOURLY_BOUND, _BY, term=term)
-                if self._exchange.term != term:
-                    return  # in the meantime, the next term has loaded the equity at the start of its hour
                 self._hour, self._starts = hour, {}
             if self._read_due is None or interval_elapsed(self._read_due, _READ_EVERY, tick.at):
                 await self._read(tick.at)

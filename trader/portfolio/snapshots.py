@@ -84,7 +84,8 @@ class PortfolioService:
         self._clock = clock
         self._histories = asyncio.Semaphore(HISTORIES_AT_ONCE)
         self._retention = timedelta(days=settings.snapshot_retention_days)
-        self._last: dict[str, store.LastSnapshot] | None = None
+        self._last: dict[str, store.LastSnapshot] = {}
+        self._last_term: int | None = None
         self._week: datetime | None = None
         self._retired_at: datetime | None = None
         self._created = 0
@@ -104,9 +105,9 @@ class PortfolioService:
         if term is None:
             return
         await self.maintain(now)
-        if self._last is None:
+        if self._last_term != term:  # in a former term, others may not have been written, or by another process
             async with self._database.connection() as conn:
-                self._last = await store.select_last_snapshots(conn)
+                self._last, self._last_term = await store.select_last_snapshots(conn), term
         due = [
             snapshot
             for account in self._exchange.accounts.values()
