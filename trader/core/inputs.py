@@ -188,9 +188,8 @@ def _one_of(types: Sequence[inspect.Type]) -> str:
 
 
 def _bounds(schema: inspect.IntType | inspect.FloatType) -> str:
-    lowest = f"above {schema.gt:g}" if schema.gt is not None else "" if schema.ge is None else f"from {schema.ge:g}"
-    highest = f"below {schema.lt:g}" if schema.lt is not None else "" if schema.le is None else f"up to {schema.le:g}"
-    return "".join(f" {bound}" for bound in (lowest, highest) if bound)
+    bounds = {"above": schema.gt, "from": schema.ge, "below": schema.lt, "up to": schema.le}
+    return "".join(f" {word} {bound:.15g}" for word, bound in bounds.items() if bound is not None)
 
 
 def _lengths(schema: inspect.StrType) -> str:

@@ -373,7 +373,7 @@ def command(reference: str, *, network: bool = False) -> list[str]:
     :raises OSError: its folder cannot be read
     """
     file = _file_of(reference)
-    files = [file, *_modules(file.parent)]
+    files = list(dict.fromkeys((file, *_modules(file.parent))))
     if len(files) > FILES_MAX:
         raise SettingsError([f"{file.parent} has more than {FILES_MAX} Python files; give the strategy its own folder"])
     words = bubblewrap(files, file.parent, network=network) if can_confine() else ()

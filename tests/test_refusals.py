@@ -1,0 +1,311 @@
+"""What is refused beyond a limit, with the words that say so: n is accepted, and n + 1 is not."""
+
+import gzip
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.feed import START
+
+from trader.agents.domain.strategy import SeriesValue, Strategy
+from trader.agents.domain.tools import Decision, Holding
+from trader.agents.domain.view import ObservedAccount, ObservedMarket, ObservedStats, Shown, View
+from trader.agents.models_file import read_models
+from trader.agents.providers.strategy_process import Begun, command
+from trader.agents.strategy_files import load_strategy
+from trader.api.schemas.analytics import GetFailuresInput
+from trader.api.schemas.operations import HaltInput
+from trader.api.schemas.positions import GetCryptoPricesInput
+from trader.backtest.sources import RecordedInvocation, RecordedStep
+from trader.backtest.sweep import grid_of
+from trader.commands.compare import compare_folders
+from trader.core.errors import TraderError
+from trader.core.inputs import decode_input
+from trader.core.money import ZERO, require_figure
+from trader.exam.folder import ExamPlan
+from trader.live.budget import Priority, RequestBudget, spending_as
+from trader.live.http import VenueHttp
+from trader.live.hyperliquid.api import HyperliquidApi
+from trader.live.hyperliquid.records import HyperliquidRecords
+from trader.live.lighter.api import LighterApi
+from trader.live.lighter.frames import AccountFrames
+from trader.live.lighter.records import LighterRecords
+from trader.market.sources.files import dated_lines, read_file, read_funding
+from trader.market.sources.recorder import read_lines
+from trader.portfolio.tables import COLUMNS, load_table
+
+Act = Callable[[int, pytest.MonkeyPatch, Path], object | Coroutine[Any, Any, object]]
+MS: Final = timedelta(milliseconds=1)
+D = Decimal
+
+
+def takes(input_type: type[msgspec.Struct], value: object) -> object:
+    """Decode an input as a procedure does."""
+    return decode_input(msgspec.json.Decoder(input_type), input_type, msgspec.json.encode(value))
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def reads_prompt(size: int, _: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "own.md").write_text("x" * size)
+    row = 'id = "own"\nvariant = "Apex"\nprovider = "openai"\nrouter_model = "m"\nprompt = "own.md"\n'
+    (folder / "models.toml").write_text(f"[[models]]\n{row}")
+    read_models(folder / "models.toml", None)
+
+
+def view() -> View:
+    amounts = dict.fromkeys(ObservedAccount.__struct_fields__, ZERO)
+    prices: dict[str, Any] = dict.fromkeys(
+        ("price", "bid", "ask", "spread", "funding_rate", "tick", "lot", "min_notional"), D(1)
+    )
+    market = ObservedMarket(symbol="BTC", quoted_at=START, stale=False, leverage_max=5, **prices)
+    account = ObservedAccount(**amounts)
+    return View(at=START, account=account, positions=(), trades=(), stats=ObservedStats(), markets={"BTC": market})
+
+
+class Talkative(Strategy):
+    """A strategy that returns as many decisions, and as long a name, as it is told."""
+
+    def __init__(self, decisions: int = 0, name: int = 0) -> None:
+        self.decisions, self.length = decisions, name
+
+    def decide(self, view: View) -> Sequence[Decision]:
+        return [Holding(reason="wait")] * self.decisions
+
+    def series(self, view: View) -> Sequence[SeriesValue]:
+        return [SeriesValue("BTC", "x" * self.length, 1.0)]
+
+
+def has_deadline(seconds: int, *_: object) -> None:
+    load_strategy(type("Slow", (Talkative,), {"deadline_s": seconds}), {})
+
+
+def has_files(number: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr("trader.agents.providers.strategy_process.FILES_MAX", 3)
+    for each in range(number):
+        (folder / f"file{each}.py").touch()
+    command(f"{folder / 'file0.py'}:Own")
+
+
+# --- backtests and exams ----------------------------------------------------------------------------------------------
+
+
+def lasts(ms: int, *_: object) -> None:
+    RecordedInvocation("ada", START, [RecordedStep(START + ms * MS, START, [])]).check()
+
+
+def compares(hours: int, _: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in ("one", "other"):
+        accounts = [{"id": name, "provider": "rules", "hourlyReturns": [0] * hours}]
+        result: dict[str, object] = {
+            "accounts": accounts,
+            "options": {},
+            "strategy": None,
+            "seed": None,
+            "from": "2025-01-01T00:00:00Z",
+        }
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "result.json").write_text(json.dumps(result))
+    compare_folders([folder / "one", folder / "other"])
+
+
+def plans(states: int = 1, samples: int = 1) -> None:
+    model = {"id": "m", "name": "M", "variant": "Apex", "provider": "fake", "router_model_name": "m"}
+    plan = {
+        "secretDigest": "", "states": [{"number": 1}] * states, "edges": ["drain"], "kind": "planted", "horizon": "1h",
+        "models": [model | {"created_at": "2025-01-01T00:00:00Z"}],
+        "strategies": {}, "settings": {}, "code": {"version": "", "digest": ""}, "samples": samples,
+    }  # fmt: skip
+    msgspec.json.decode(json.dumps(plan), type=ExamPlan)
+
+
+# --- markets and tables -----------------------------------------------------------------------------------------------
+
+
+def reads_rate(hundred_millionths: int, _: pytest.MonkeyPatch, folder: Path) -> None:
+    row = f"1735689600000,8,{D(hundred_millionths) / 10**8:.8f}\n"
+    (folder / "rates.csv").write_text(f"calc_time,funding_interval_hours,last_funding_rate\n{row}")
+    read_funding([folder / "rates.csv"])
+
+
+def reads_text(text: str, folder: Path) -> None:
+    (folder / "candles.csv").write_text(text)
+    list(dated_lines(folder / "candles.csv"))
+
+
+def reads_candles(number: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr("trader.market.sources.files._CANDLES_MAX", 3)
+    rows = (f"{1_735_689_600_000 + 60_000 * minute},9,9,9,9,1\n" for minute in range(number))
+    (folder / "candles.csv").write_text("".join(rows))
+    read_file(folder / "candles.csv")
+
+
+def reads_recording(number: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr("trader.market.sources.recorder._LINES_MAX", 3)
+    file = folder / "2025-01-01T00.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"at":"2025-01-01T00:00:00Z"}\n' * number))
+    list(read_lines(file))
+
+
+def reads_table(size: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr("trader.portfolio.tables._FILE_BYTES_MAX", 1000)
+    head, row = ",".join(COLUMNS["equity"]) + "\n", "2025-01-01T00:00:00.000Z,{},1,1,0\n"
+    (folder / "equity.csv").write_text(head + row.format("x" * (size - len(head) - len(row) + 2)))
+    assert (folder / "equity.csv").stat().st_size == size
+    load_table(folder, "equity")
+
+
+# --- venues -----------------------------------------------------------------------------------------------------------
+
+
+def spends(priority: Priority, number: int) -> None:
+    budget = RequestBudget(60, per_kind=60)
+    budget.allow("account", 30)
+    with spending_as(priority):
+        budget.spend("account", number)
+
+
+async def answers(size: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr("trader.live.http._ANSWER_BYTES_MAX", 1000)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=b"x" * size)
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with TestServer(app) as server:
+        http = VenueHttp(str(server.make_url("")).rstrip("/"), RequestBudget(60, per_kind=60), pause_s=0.0)
+        try:
+            await http.ask("GET", "/")
+        finally:
+            await http.close()
+
+
+def answering(patch: pytest.MonkeyPatch, api: HyperliquidApi | LighterApi, answer: Callable[[], object]) -> None:
+    """Let a venue's interface return this answer, decoded as it asks."""
+
+    async def info(_: str, kind: type[Any], **more: object) -> Any:
+        return msgspec.json.decode(msgspec.json.encode(answer()), type=kind)
+
+    async def get(_: str, decoder: "msgspec.json.Decoder[Any]", **more: object) -> Any:
+        return decoder.decode(msgspec.json.encode(answer()))
+
+    patch.setattr(api, *(("info", info) if isinstance(api, HyperliquidApi) else ("get", get)))
+
+
+async def lists_decimals(decimals: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    api = HyperliquidApi("http://there")
+    answering(patch, api, lambda: {"universe": [{"name": "BTC", "szDecimals": decimals, "maxLeverage": 5}]})
+    await api.listings()
+
+
+async def charges(ten_thousandths: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    api, rate = HyperliquidApi("http://there"), str(D(ten_thousandths) / 10_000)
+    fees = {"userCrossRate": rate, "userAddRate": "0", "nRequestsUsed": 0, "nRequestsCap": 9}
+    answering(patch, api, lambda: fees)
+    await HyperliquidRecords(api, "0x").fee_rates()
+
+
+def lighter_records(patch: pytest.MonkeyPatch, answer: Callable[[], object]) -> LighterRecords:
+    api = LighterApi("http://there")
+    answering(patch, api, answer)
+    frames = SimpleNamespace(signer=SimpleNamespace(account_index=1))
+    return LighterRecords(api, cast("AccountFrames", frames))
+
+
+async def charges_ticks(ticks: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    limits = {"current_taker_fee_tick": ticks, "current_maker_fee_tick": 0, "user_tier": "standard"}
+    await lighter_records(patch, lambda: limits).fee_rates()
+
+
+async def shows_pages(number: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    pages = count(1)
+    await lighter_records(
+        patch, lambda: {"trades": [], "next_cursor": "more" if next(pages) < number else None}
+    ).fills_since(START)
+
+
+LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
+    "core: digits of an amount": (30, lambda n, *_: require_figure(D(10) ** n), "expected an amount"),
+    "api: rows that a page skips": (
+        1_000_000,
+        lambda n, *_: takes(GetFailuresInput, {"skip": n}),
+        "expected a whole number from 0 up to 1000000, got 1000001",
+    ),
+    "api: markets of a request": (
+        100,
+        lambda n, *_: takes(GetCryptoPricesInput, {"symbols": ["BTC"] * n}),
+        "a list of at most 100",
+    ),
+    "exchange: characters of a reason": (
+        500,
+        lambda n, *_: takes(HaltInput, {"reason": "x" * n}),
+        "expected text of 1 to 500 characters",
+    ),
+    "agents: characters of a prompt": (40_000, reads_prompt, "of 1 to 40000 characters; 'own.md' has more"),
+    "agents: candles that a strategy sees": (1000, lambda n, *_: Begun(Shown(("1h",), n)), "it asks for"),
+    "agents: fills that a strategy sees": (200, lambda n, *_: Begun(Shown(("1h",), fills=n)), "it asks for"),
+    "agents: decisions of a strategy": (
+        100,
+        lambda n, *_: load_strategy(Talkative, {"decisions": n}).decide(view()),
+        "more than 100 of them in one cycle",
+    ),
+    "agents: characters of a series' name": (
+        40,
+        lambda n, *_: load_strategy(Talkative, {"name": n}).series(view()),
+        "expected 1 to 40 characters",
+    ),
+    "agents: seconds of a strategy's deadline": (600, has_deadline, "at most 600 seconds"),
+    "agents: files beside a strategy": (3, has_files, "has more than 3 Python files"),
+    "backtest: time of a step": (86_400_000, lasts, "of an invocation that began at"),
+    "backtest: values of a range": (10_000, lambda n, *_: grid_of([f"window=1..{n}"]), "a range must be FIRST..LAST"),
+    "commands: hours that are compared": (500_000, compares, "length <= 500000"),
+    "exam: states": (100_000, lambda n, *_: plans(states=n), "length <= 100000"),
+    "exam: samples of a state": (10_000, lambda n, *_: plans(samples=n), "<= 10000"),
+    "market: rate of an hour": (10_000_000, reads_rate, "is beyond ±0.1"),
+    "market: characters of a line": (
+        65_536,
+        lambda n, _, folder: reads_text("x" * (n - 1) + "\n", folder),
+        "has over 65536 characters",
+    ),
+    "market: blank lines at the end": (
+        1000,
+        lambda n, _, folder: reads_text("line\n" + "\n" * n, folder),
+        "an empty line",
+    ),
+    "market: candles of a file": (3, reads_candles, "more than 3 candles"),
+    "market: lines of an hour": (3, reads_recording, "has more than 3 lines, too many for an hour"),
+    "portfolio: bytes of a table": (1000, reads_table, "cannot be read"),
+    "live: transactions that opening leaves": (10, lambda n, *_: spends(Priority.OPEN, n), "are kept for closing"),
+    "live: transactions that protection leaves": (25, lambda n, *_: spends(Priority.PROTECT, n), "kept for closing"),
+    "live: bytes of an answer": (1000, answers, "the venue's answer is too long"),
+    "live: decimals of a size": (6, lists_decimals, "rules of BTC are impossible"),
+    "live: fee of Hyperliquid": (100, charges, "userFees: cannot be decoded"),
+    "live: fee of Lighter": (10_000, charges_ticks, "accountLimits: cannot be decoded"),
+    "live: pages of Lighter": (20, shows_pages, "trades: more than 2000 rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+async def test_one_more_than_a_limit_allows_is_refused_in_words(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    most, act, words = LIMITS[name]
+    accepted = act(most, monkeypatch, tmp_path)
+    if isinstance(accepted, Awaitable):
+        await accepted
+    with pytest.raises((TraderError, ValueError)) as refused:
+        outcome = act(most + 1, monkeypatch, tmp_path)
+        if isinstance(outcome, Awaitable):
+            await outcome
+    assert words in str(refused.value)
