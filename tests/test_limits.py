@@ -1,15 +1,17 @@
 """Every limit at n and n + 1: what is just allowed is accepted, and the next one is not."""
 
 import asyncio
+import json
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import msgspec
@@ -17,11 +19,13 @@ import orjson
 import pytest
 from support.books import DEFAULT_MARKETS
 from support.feed import START, ScriptedSource, after, tick
+from support.limits import Accepts, outcomes
 from support.manual_clock import ManualClock
 from support.records import make_account, make_model
 from support.waiting import turns, until
 
-from trader.agents.domain.conversation import ToolRequest, storable
+from trader.agents.domain.as_written import with_calls_of_text
+from trader.agents.domain.conversation import ModelAnswer, ToolRequest, storable
 from trader.agents.domain.invocations import Invocation
 from trader.agents.domain.memory import LINE_MAX, shortened
 from trader.agents.domain.tools import BadCall, decode
@@ -29,19 +33,35 @@ from trader.agents.model_warnings import ConsecutiveFailures
 from trader.agents.payloads import answers_of
 from trader.agents.providers.keys import KEY_REFUSED, OUT_OF_CREDIT, RATE_LIMITED, KeyRing
 from trader.agents.providers.replies import answer_of, decode_reply
+from trader.agents.record import InvocationRecord
 from trader.agents.slots import Batch, QueuedModel, Slots, slot_name
 from trader.api import batch
 from trader.api.broadcast import Broadcaster, EventBroadcaster, EventRing
 from trader.api.requests import WaitingBodies
 from trader.api.response_cache import Answer, ResponseCache
+from trader.api.schemas.analytics import GetFailuresInput
+from trader.api.schemas.evidence import GetComparisonOutput
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
-from trader.core.clock import input_time
-from trader.core.errors import MarketUnavailable, PayloadTooLarge, SinkUnavailable, TooManyRequests, Unavailable
+from trader.core.clock import JumpWatch, ScaledClock, input_time
+from trader.core.errors import (
+    InvalidInput,
+    MarketUnavailable,
+    PayloadTooLarge,
+    SettingsError,
+    SinkUnavailable,
+    TooManyRequests,
+    Unavailable,
+)
 from trader.core.files import decode_json, read_lines, read_regular
+from trader.core.inputs import decode_input
+from trader.database.embedded.folders import SOCKET_NAME, socket_folder
+from trader.database.embedded.server import database_name
+from trader.database.pool import Database
 from trader.exchange.domain.order_validation import NOTIONAL_MAX, refusal_of_size
 from trader.exchange.domain.orders import Order, OrderSide
 from trader.exchange.domain.tick_order import DateSpans, add_span
+from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.service_level import ServiceLevel
 from trader.market.domain.markets import untimely
 from trader.market.feed import MarketFeed
@@ -51,10 +71,14 @@ from trader.operations.domain import alarms as alarm_rules
 from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Notice
 from trader.operations.domain.credentials import AGENT_MARK, TokenBucket
 from trader.operations.domain.loss_limits import LossThresholds, advance, begin, breach
+from trader.portfolio.domain.behaviour import Stance
+from trader.portfolio.domain.board import Comparison
+from trader.portfolio.domain.evidence import Statement, Verdict
+from trader.portfolio.evidence import PairEvidence
+from trader.seasons.bundle import list_bundle
 from trader.settings.forms import Secret
 from trader.settings.toml_lines import decode_toml
 
-Accepts = Callable[[int, pytest.MonkeyPatch, Path], bool | Coroutine[Any, Any, bool]]
 MS: Final = timedelta(milliseconds=1)
 LAST_INPUT: Final = datetime(2200, 1, 1, tzinfo=UTC)
 D = Decimal
@@ -88,6 +112,52 @@ def is_value(read: Callable[[], object]) -> bool:
 
 def nested(depth: int) -> bytes:
     return b"[" * depth + b"]" * depth
+
+
+def tells_number(twos: int, *_: object) -> bool:
+    """Return whether a whole number above 2^53, written with a point, is read as one."""
+    decoder = msgspec.json.Decoder(GetFailuresInput)
+    try:
+        decode_input(decoder, GetFailuresInput, b'{"skip":%d.0}' % (2**53 + 2 * twos))
+    except InvalidInput as error:
+        return ".0" not in str(error)
+    return False
+
+
+def shows_value(length: int, *_: object) -> bool:
+    decoder = msgspec.json.Decoder(GetFailuresInput)
+    try:
+        decode_input(decoder, GetFailuresInput, b'{"skip":"%b"}' % (b"x" * (length - 2)))
+    except InvalidInput as error:
+        return "…" not in str(error)
+    return False
+
+
+def jumps_little(ms: int, *_: object) -> bool:
+    set_by = timedelta(0)
+    watch = JumpWatch(lambda: START + set_by, lambda: 0.0)
+    set_by = ms * MS
+    return watch.jump() is None
+
+
+async def is_due_at_once(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+    """Return whether a tick is due at once in a replay that has fallen behind by seconds."""
+    second = 0.0
+    patch.setattr("trader.core.clock.time", SimpleNamespace(monotonic=lambda: second))
+    clock = ScaledClock(START, 1.0)
+    second = 10.0
+    due = asyncio.create_task(clock.advance_to(START + ms * MS))
+    await turns(3)
+    return due.done() or not due.cancel()
+
+
+def has_socket(size: int, *_: object) -> bool:
+    with TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        folder = Path(short) / ("x" * (size - len(f"{short}//socket/{SOCKET_NAME}")))
+        folder.mkdir()
+        sockets = socket_folder(folder, None)
+        sockets.rmdir()
+        return sockets.parent == folder
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -269,6 +339,33 @@ def answers(calls: int) -> bool:
     return answer.calls_left_out == 0
 
 
+def reads_calls(calls: int, *_: object) -> bool:
+    text = 'holding[ARGS]{"reason":"x"}' * calls
+    answer = ModelAnswer(text=text, calls=(), message={}, model="m")
+    return len(with_calls_of_text(answer, 1).calls) == calls
+
+
+def hides(nested: int, *_: object) -> bool:
+    """Return whether a secret is found in JSON that is nested in strings so often."""
+    text = '"\\u0073ecret-of-twenty-digits"'
+    for _each in range(nested):
+        text = json.dumps(text)
+    ring = KeyRing("p", [Secret("secret-of-twenty-digits")], lambda: 0.0)
+    return b"ecret-of" not in ring.scrub(text.encode())
+
+
+def records_response(size: int, *_: object) -> bool:
+    record = InvocationRecord(make_model("m"), START)
+    record.close("completed", "holding", None, "x" * size, START)
+    return len(record.invocation.response or "") == size
+
+
+def records_name(size: int, *_: object) -> bool:
+    record = InvocationRecord(make_model("m"), START)
+    answer = ModelAnswer(text="", calls=(), message={}, model="x" * size)
+    return len(record.add_step("p", answer, START).model) == size
+
+
 def shows_answers(sizes: list[int], each_max: int, most: int) -> bool:
     made = [Invocation(id=uuid4(), model_id="m", status="completed", started_at=START) for _ in sizes]
     payload = {
@@ -364,6 +461,44 @@ def is_slow(durations_s: list[float], ago_s: float = 0.0) -> bool:
     return level.slow_s() is not None
 
 
+async def writes_at_once(count: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+    batches: list[int] = []
+
+    async def write(_: object, postings: list[Any], term: int) -> set[str]:
+        batches.append(len(postings))
+        return {posting.account.id for posting in postings}
+
+    patch.setattr("trader.exchange.ledger_writer.write_postings", write)
+    writer = LedgerWriter(cast("Database", SimpleNamespace(writing=nullcontext)))
+    postings: Any = [SimpleNamespace(account=make_account(f"a{number}")) for number in range(count)]
+    waiting = [asyncio.create_task(writer.write(posting)) for posting in postings]
+    await turns(1)
+    writer.start(1)
+    await asyncio.gather(*waiting)
+    await writer.close()
+    return batches == [count]
+
+
+# --- portfolio and seasons ------------------------------------------------------------------------------------------
+
+
+def names_entries(count: int, _: pytest.MonkeyPatch, folder: Path) -> bool:
+    for number in range(count):
+        (folder / f"{number}").touch()
+    try:
+        list_bundle(folder)
+    except SettingsError as error:
+        return str(error).count("does not belong") == count
+    return False
+
+
+def shows_disagreements(count: int, *_: object) -> bool:
+    nothing = Statement(0, None, "too short")
+    comparison = Comparison("bestOther", None, nothing, Verdict(nothing, 1.0))
+    apart = [Stance("BTC", START, START + MS, "LONG", None)] * count
+    return len(GetComparisonOutput.of("run", PairEvidence(START, comparison, [], apart)).disagreements) == count
+
+
 # --- api --------------------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +572,12 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "core: the bytes of a line": (1000, reads_line),
     "core: the depth of JSON": (50, lambda n, *_: is_value(partial(decode_json, nested(n), object))),
     "core: the last time of an input": (0, lambda n, *_: is_value(partial(input_time, LAST_INPUT + n * MS))),
+    "core: numbers with a point that are whole": (0, tells_number),
+    "core: characters of a value that are shown": (60, shows_value),
+    "core: how far a clock is set unnoticed": (1000, jumps_little),
+    "core: how far a replay catches up": (1000, is_due_at_once),
+    "database: bytes of a socket's path": (107, has_socket),
+    "database: characters of a database's name": (56, lambda n, *_: len(database_name("x" * n)) == n + 7),
     "settings: the depth of TOML": (49, lambda n, *_: is_value(partial(decode_toml, b"table = " + nested(n)))),
     "operations: wrong secrets of an address": (10, guesses),
     "operations: the time that it stays blocked": (59_999, stays_blocked),
@@ -473,6 +614,10 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     ),
     "agents: the depth of JSON": (400, lambda n, *_: is_value(partial(storable, orjson.loads(nested(n))))),
     "agents: calls of an answer": (16, lambda n, *_: answers(n)),
+    "agents: calls that are read from a text": (17, reads_calls),
+    "agents: JSON in JSON in which a secret is found": (3, hides),
+    "agents: characters of a response": (20_000, records_response),
+    "agents: characters of the name that a model gives": (200, records_name),
     "agents: bytes of an invocation's answers": (100, lambda n, *_: shows_answers([n], 100, 1000)),
     "agents: bytes of all answers": (40, lambda n, *_: shows_answers([60, n], 100, 100)),
     "agents: characters of a line": (60, lambda n, *_: shortened("x" * n, LINE_MAX) == "x" * n),
@@ -494,6 +639,9 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "exchange: postings that are no measure": (2, lambda n, *_: not is_slow([3.0] * n)),
     "exchange: how long postings count": (60, lambda n, *_: is_slow([2.5, 2.5, 2.5], n - 5.0)),
     "exchange: how long a posting may take": (2, lambda n, *_: not is_slow([float(n)] * 3)),
+    "exchange: postings of a statement": (64, writes_at_once),
+    "seasons: strange files that are named": (100, names_entries),
+    "api: disagreements of a comparison": (200, shows_disagreements),
     "api: cached answers": (3, lambda n, *_: caches([1] * n)),
     "api: bytes of a cached answer": (100, lambda n, *_: caches([n])),
     "api: bytes of all cached answers": (40, lambda n, *_: caches([60, n])),
@@ -514,9 +662,4 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
 async def test_a_limit_accepts_as_much_as_it_says_and_no_more(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    most, accepts = LIMITS[name]
-    outcomes = []
-    for count in (most, most + 1):
-        outcome = accepts(count, monkeypatch, tmp_path)
-        outcomes.append(await outcome if isinstance(outcome, Awaitable) else outcome)
-    assert outcomes == [True, False]
+    assert await outcomes(*LIMITS[name], monkeypatch, tmp_path) == [True, False]

@@ -7,14 +7,14 @@ from datetime import timedelta
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.feed import START
+from support.venue_answers import answering, lighter_records
 
 from trader.agents.domain.strategy import SeriesValue, Strategy
 from trader.agents.domain.tools import Decision, Holding
@@ -36,9 +36,6 @@ from trader.live.budget import Priority, RequestBudget, spending_as
 from trader.live.http import VenueHttp
 from trader.live.hyperliquid.api import HyperliquidApi
 from trader.live.hyperliquid.records import HyperliquidRecords
-from trader.live.lighter.api import LighterApi
-from trader.live.lighter.frames import AccountFrames
-from trader.live.lighter.records import LighterRecords
 from trader.market.sources.files import dated_lines, read_file, read_funding
 from trader.market.sources.recorder import read_lines
 from trader.portfolio.tables import COLUMNS, load_table
@@ -144,21 +141,21 @@ def reads_text(text: str, folder: Path) -> None:
 
 
 def reads_candles(number: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr("trader.market.sources.files._CANDLES_MAX", 3)
+    patch.setattr("trader.market.sources.files.CANDLES_MAX", 3)
     rows = (f"{1_735_689_600_000 + 60_000 * minute},9,9,9,9,1\n" for minute in range(number))
     (folder / "candles.csv").write_text("".join(rows))
     read_file(folder / "candles.csv")
 
 
 def reads_recording(number: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr("trader.market.sources.recorder._LINES_MAX", 3)
+    patch.setattr("trader.market.sources.recorder.LINES_MAX", 3)
     file = folder / "2025-01-01T00.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"at":"2025-01-01T00:00:00Z"}\n' * number))
     list(read_lines(file))
 
 
 def reads_table(size: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr("trader.portfolio.tables._FILE_BYTES_MAX", 1000)
+    patch.setattr("trader.portfolio.tables.FILE_BYTES_MAX", 1000)
     head, row = ",".join(COLUMNS["equity"]) + "\n", "2025-01-01T00:00:00.000Z,{},1,1,0\n"
     (folder / "equity.csv").write_text(head + row.format("x" * (size - len(head) - len(row) + 2)))
     assert (folder / "equity.csv").stat().st_size == size
@@ -176,7 +173,7 @@ def spends(priority: Priority, number: int) -> None:
 
 
 async def answers(size: int, patch: pytest.MonkeyPatch, _: Path) -> None:
-    patch.setattr("trader.live.http._ANSWER_BYTES_MAX", 1000)
+    patch.setattr("trader.live.http.ANSWER_BYTES_MAX", 1000)
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=b"x" * size)
@@ -191,18 +188,6 @@ async def answers(size: int, patch: pytest.MonkeyPatch, _: Path) -> None:
             await http.close()
 
 
-def answering(patch: pytest.MonkeyPatch, api: HyperliquidApi | LighterApi, answer: Callable[[], object]) -> None:
-    """Let a venue's interface return this answer, decoded as it asks."""
-
-    async def info(_: str, kind: type[Any], **more: object) -> Any:
-        return msgspec.json.decode(msgspec.json.encode(answer()), type=kind)
-
-    async def get(_: str, decoder: "msgspec.json.Decoder[Any]", **more: object) -> Any:
-        return decoder.decode(msgspec.json.encode(answer()))
-
-    patch.setattr(api, *(("info", info) if isinstance(api, HyperliquidApi) else ("get", get)))
-
-
 async def lists_decimals(decimals: int, patch: pytest.MonkeyPatch, _: Path) -> None:
     api = HyperliquidApi("http://there")
     answering(patch, api, lambda: {"universe": [{"name": "BTC", "szDecimals": decimals, "maxLeverage": 5}]})
@@ -214,13 +199,6 @@ async def charges(ten_thousandths: int, patch: pytest.MonkeyPatch, _: Path) -> N
     fees = {"userCrossRate": rate, "userAddRate": "0", "nRequestsUsed": 0, "nRequestsCap": 9}
     answering(patch, api, lambda: fees)
     await HyperliquidRecords(api, "0x").fee_rates()
-
-
-def lighter_records(patch: pytest.MonkeyPatch, answer: Callable[[], object]) -> LighterRecords:
-    api = LighterApi("http://there")
-    answering(patch, api, answer)
-    frames = SimpleNamespace(signer=SimpleNamespace(account_index=1))
-    return LighterRecords(api, cast("AccountFrames", frames))
 
 
 async def charges_ticks(ticks: int, patch: pytest.MonkeyPatch, _: Path) -> None:

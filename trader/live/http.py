@@ -12,7 +12,7 @@ from trader.core.errors import MarketDataError
 from trader.live.budget import RequestBudget
 
 ANSWER_LIMIT_S: Final = 10.0
-_ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _TRIES_MAX: Final = 4
 _PAUSE_S_MAX: Final = 3.0
 """Callers hold an account meanwhile; a rate limit that lasts longer is an error of the request."""
@@ -61,10 +61,10 @@ class VenueHttp:
         url = self.base_url + path
         try:
             async with self.session().request(method, url, allow_redirects=False, **options) as answer:
-                body = await answer.content.read(_ANSWER_BYTES_MAX + 1)
-                while body and len(body) <= _ANSWER_BYTES_MAX and (more := await answer.content.readany()):
+                body = await answer.content.read(ANSWER_BYTES_MAX + 1)
+                while body and len(body) <= ANSWER_BYTES_MAX and (more := await answer.content.readany()):
                     body += more
-                if len(body) > _ANSWER_BYTES_MAX:
+                if len(body) > ANSWER_BYTES_MAX:
                     raise MarketDataError(f"{path}: the venue's answer is too long")
                 self.answered_at = _date(answer.headers.get("Date")) or self.answered_at
                 return answer.status, answer.headers, body

@@ -87,7 +87,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
 _CODES: Final[Mapping[ColumnKind, str]] = {"time": "q", "number": "d", "flag": "b"}
 _FORMULA: Final = re.compile(r"[-=+@\t\r\n'＝＋－＠]")
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
-_FILE_BYTES_MAX: Final = 1 << 31
+FILE_BYTES_MAX: Final = 1 << 31
 _NO_TIME: Final = int(np.datetime64("NaT", "ms").astype(np.int64))
 
 
@@ -227,7 +227,7 @@ def _read_table(file: Path, name: str) -> Table:
     table, kinds = Table(name), COLUMNS[name]
     rows: Iterator[Sequence[Any]]
     if file.suffix == ".parquet":
-        with open_regular(file, _FILE_BYTES_MAX) as opened:
+        with open_regular(file, FILE_BYTES_MAX) as opened:
             read = extra("pyarrow.parquet").read_table(opened)
         names = read.column_names
         rows = (
@@ -235,7 +235,7 @@ def _read_table(file: Path, name: str) -> Table:
             for row in zip(*(column.to_pylist() for column in read.columns), strict=True)
         )
     else:
-        lines = csv.reader(line.decode() for line in read_lines(file, _FILE_BYTES_MAX))
+        lines = csv.reader(line.decode() for line in read_lines(file, FILE_BYTES_MAX))
         names = next(lines, [])
         rows = ([_OF_TEXT[kind](cell) for kind, cell in zip(kinds.values(), row, strict=True)] for row in lines)
     if names != list(kinds):

@@ -49,7 +49,7 @@ _QUOTED: Final = frozenset(',"\n\r')
 _BLANK_MAX: Final = 1_000
 """Empty lines at the end of a file."""
 
-_CANDLES_MAX: Final = 20_000_000
+CANDLES_MAX: Final = 20_000_000
 """Rows of one file: 38 years of minutes."""
 
 
@@ -233,8 +233,8 @@ def read_file(path: Path) -> Minutes:
         is_newest_first = form.may_descend and len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]
         if step >= 0 if is_newest_first else step <= 0:
             refuse(path, number, f"its time is not {'before' if is_newest_first else 'after'} the previous row's")
-        if len(minutes) > _CANDLES_MAX:
-            refuse(path, number, f"more than {_CANDLES_MAX:,} candles")
+        if len(minutes) > CANDLES_MAX:
+            refuse(path, number, f"more than {CANDLES_MAX:,} candles")
     if not minutes:
         refuse(path, 1, "no candles")
     if len(minutes) > 1 and minutes.minute[1] < minutes.minute[0]:

@@ -35,7 +35,7 @@ LEVELS: Final = 10
 LINE_BYTES_MAX: Final = 16 * 2**20
 """Longer lines are refused: a compressed one-line file could take a thousand times as much memory."""
 
-_LINES_MAX: Final = 4_000_000
+LINES_MAX: Final = 4_000_000
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -248,8 +248,8 @@ def read_hour(paths: Sequence[Path]) -> list[RecordedLine]:
 def read_lines(path: Path) -> Iterator[RecordedLine]:
     """Yield the complete lines of a file; a killed process may leave a truncated last line. Raise `MarketDataError`."""
     for number, text in enumerate(_texts(path), start=1):
-        if number > _LINES_MAX:
-            raise MarketDataError(f"{path} has more than {_LINES_MAX:,} lines, too many for an hour")
+        if number > LINES_MAX:
+            raise MarketDataError(f"{path} has more than {LINES_MAX:,} lines, too many for an hour")
         try:
             line = _line_decoder.decode(text)
             _check(line)

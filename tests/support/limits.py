@@ -1,0 +1,18 @@
+"""Limits: what is accepted up to n, and not beyond."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Accepts = Callable[[int, pytest.MonkeyPatch, Path], bool | Coroutine[Any, Any, bool]]
+
+
+async def outcomes(most: int, accepts: Accepts, patch: pytest.MonkeyPatch, folder: Path) -> list[bool]:
+    """Return whether as much as a limit allows is accepted, and whether one more is."""
+    found = []
+    for count in (most, most + 1):
+        outcome = accepts(count, patch, folder)
+        found.append(await outcome if isinstance(outcome, Awaitable) else outcome)
+    return found
