@@ -26,7 +26,7 @@ LIMITED: Final[dict[str, str]] = {
         database/embedded/folders.py database/embedded/server.py exam/folder.py exchange/domain/halts.py
         exchange/domain/tick_order.py exchange/ledger_writer.py exchange/service_level.py live/budget.py
         live/http.py live/hyperliquid/api.py live/hyperliquid/records.py live/lighter/api.py
-        live/lighter/records.py live/market.py market/feed.py market/sources/files.py 
+        live/lighter/records.py live/market.py market/feed.py market/sources/files.py
         operations/domain/alarms.py seasons/bundle.py settings/toml_lines.py
     """,
     "tested at n + 1 beside its module": """
