@@ -218,7 +218,7 @@ LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
     "api: rows that a page skips": (
         1_000_000,
         lambda n, *_: takes(GetFailuresInput, {"skip": n}),
-        "expected a whole number from 0 up to 1000000, got 1000001",
+        "expected a whole number from 0 up to 1e+06, got 1000001",
     ),
     "api: markets of a request": (
         100,

@@ -6,9 +6,11 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 from support.trading_floor import Floor, hold, hold_after, open_floor
+from support.waiting import until
 
 from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.models import ModelConfiguration
+from trader.agents.schedule import InvocationScheduler
 from trader.core.errors import ProviderError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
@@ -43,6 +45,23 @@ async def test_the_same_configuration_stays_one_entrant_across_restarts(database
     (entrant,) = await _entrants(database)
     assert numbers == [1, 1, 1, 1]
     assert (entrant.number, entrant.answered_by) == (1, "fake/one")
+
+
+async def test_an_entrant_of_another_leader_goes_on_in_the_next_term(database: Database) -> None:
+    async with open_floor(database) as floor:
+        await floor.add("ada")
+        await floor.cycle()
+        await floor.agents.close()
+        other = InvocationScheduler(floor.services)
+        await other.start()
+        for answer in (replace(hold(), model="another"), hold()):
+            floor.provider.scripts["ada"] = [answer]
+            await floor.see()
+            await other.start_batch(floor.clock.now())
+            await until(lambda: not other.running())
+        await floor.agents.start()
+        await floor.cycle()
+        assert await _numbers(floor) == [1, 2, 3, 3]
 
 
 async def test_a_changed_setting_or_variant_begins_the_next_entrant(database: Database) -> None:

@@ -303,6 +303,21 @@ async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Dat
         assert [batch.details for batch in batches] == [{"modelIds": names}]
 
 
+async def test_models_that_waited_in_a_former_term_are_invoked_in_the_next(database: Database) -> None:
+    async with open_floor(database, MAX_PARALLEL_MODELS="1") as floor:
+        await floor.add("ada", "bob", router_model="lab/one")
+        floor.provider.scripts = {"ada": [hang], "bob": [hold()]}
+        await floor.start_batch()
+        await until(lambda: floor.provider.active)
+        assert list(floor.agents.waiting()) == ["bob"]
+        await floor.agents.close()
+        async with database.connection() as conn:
+            await conn.execute("UPDATE models SET active = false WHERE id = 'ada'")
+        await floor.agents.start()
+        (record,) = await floor.cycle()
+        assert record.model.id == "bob"
+
+
 async def test_models_that_hang_delay_no_model_of_another_name(database: Database) -> None:
     release = asyncio.Event()
 

@@ -145,7 +145,7 @@ def test_errors_are_reported_and_nothing_is_changed(
         (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models, providers, owners, rates"]),
         (('"Apex"', '"apex"'), ["line 5: model 1.variant: expected one of Apex, Trendsurfer"]),
         (("active = false", "active = 0"), ["line 15: model 2.active: expected true or false, got 0"]),
-        (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1000000000, got -1"]),
+        (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1e+09, got -1"]),
         (('id = "rules-c"', 'id = "deepseek-apex"'), ["line 11: model 2.id: 'deepseek-apex' is given twice"]),
         (('"openrouter"', '"router"'), ["line 6: model 1.provider: unknown provider 'router'; expected one of open"]),
         (("[[models]]", "[[models"), ["models.toml: ", "line 2"]),

@@ -41,8 +41,10 @@ MINUTES: Final = "market/test_recorded_candles.py"
 RANGES: Final = "exchange/domain/test_price_ranges.py"
 READERS: Final = "api/test_broadcast.py"
 RESULT: Final = "seasons/test_season_card.py::test_a_result_is_complete_and_of_the_season"
+REFUSED: Final = "test_refusals.py"
 ROLLUPS: Final = "portfolio/sql/test_portfolio_store.py"
 RUNS: Final = "portfolio/test_analytics.py::test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history"
+SECOND: Final = "exchange/test_second_lives.py"
 TOKENS: Final = "api/test_kept_answers.py::test_each_change_alters_the_tokens_of_what_it_changes"
 
 # Limits at n and n + 1, and what is kept against a fresh computation.
@@ -141,6 +143,19 @@ _KINDS: Final = (
     Mutant("an hour is recorded while it lasts", "it has begun", "record/sql/results.py", [("'-infinity') AND hour < $1", "'-infinity') AND hour <= $1")], ["record/test_results_chain.py"]),
     Mutant("a minute that comes late is never recorded", "it was asked for", "market/candles.py", [("stop if not is_latest else candles[-1].open_time + _MINUTE if candles else start", "stop")], [MINUTES]),
     Mutant("a clock that is ahead drops every minute", "they are old", "market/candles.py", [("min(now, newest + _DAY) - self._retention", "now - self._retention")], [MINUTES]),
+    Mutant("ticks dropped in a former term delay a recovery", "their numbers only grow", "exchange/tick_processor.py", [("        self._dropped = 0  # ticks that no checkpoint has are numbered anew\n", "")], [SECOND]),
+    Mutant("accounts of a former term wait for history", "they are still in doubt", "exchange/tick_processor.py", [("        self._behind.clear()\n", "")], [SECOND]),
+    Mutant("a decision cut off by the end of a term keeps its depth", "its commit is in doubt", "exchange/accounts.py", [("        self._decided.clear()  # a change that was cut off at the end of the last term leaves its decision\n", "")], [SECOND]),
+    Mutant("unsaved records count as interrupted in the next term", "their process was replaced", "agents/schedule.py", [("        await self._save_unsaved()  # if this process has led before, and lost the lead with the database\n", "")], ["agents/test_schedule.py"]),
+    Mutant("ends unsaved in a former term are saved in the next", "they have ended", "agents/external.py", [("        self._unsaved.clear()\n", "")], [TERMS]),
+    Mutant("snapshots that a former term could not write were taken", "the statement succeeded", "portfolio/snapshots.py", [("if self._last_term != term:", "if self._last_term is None:")], ["portfolio/test_portfolio.py"]),
+    Mutant("a tick of a former term is applied in the next", "its accounts are read again", "composition/leadership.py", [("if self._lock is None or self._applying.locked() or", "if self._lock is None or")], [TERMS]),
+    Mutant("models that waited in a former term wait forever", "they are waiting", "agents/schedule.py", [("        self._slots.clear()\n", "")], ["agents/test_schedule.py"]),
+    Mutant("entrants of a former term go on", "their configuration is the same", "agents/entrants.py", [("        self._present.clear()\n", "        pass\n")], ["agents/test_entrants.py"]),
+    Mutant("a strategy's own file counts twice", "it is in the folder as well", "agents/providers/strategy_process.py", [("list(dict.fromkeys((file, *_modules(file.parent))))", "[file, *_modules(file.parent)]")], [REFUSED]),
+    Mutant("blank lines are read to one before the limit", "the first one counts", "market/sources/files.py", [("if number - blank < _BLANK_MAX:", "if number - blank < _BLANK_MAX - 1:")], [REFUSED]),
+    Mutant("the last transactions before the reserve are refused", "the reserve is the least", "live/budget.py", [("left - transactions < least", "left - transactions <= least")], [REFUSED]),
+    Mutant("a silent book is heard for its last moment only", "the limit is over", "live/market.py", [("        if now - self._book_at > SILENCE_MAX:", "        if now - self._book_at >= SILENCE_MAX:")], ["live/test_live_limits.py"]),
 )
 # fmt: on
 

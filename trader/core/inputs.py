@@ -189,7 +189,7 @@ def _one_of(types: Sequence[inspect.Type]) -> str:
 
 def _bounds(schema: inspect.IntType | inspect.FloatType) -> str:
     bounds = {"above": schema.gt, "from": schema.ge, "below": schema.lt, "up to": schema.le}
-    return "".join(f" {word} {bound:.15g}" for word, bound in bounds.items() if bound is not None)
+    return "".join(f" {word} {bound:g}" for word, bound in bounds.items() if bound is not None)
 
 
 def _lengths(schema: inspect.StrType) -> str:
