@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from support.proxy import FaultyProxy
 from support.waiting import until
 
 from trader.core.errors import DatabaseUnavailable
@@ -28,6 +29,21 @@ async def test_a_busy_process_keeps_its_lock(dsn: str) -> None:
     assert not watch.done()
     await lock.release()
     await until(watch.done)
+
+
+async def test_a_standby_that_reaches_the_database_again_has_no_trouble(dsn: str) -> None:
+    leader, proxy = LeaderLock(dsn), FaultyProxy(dsn)
+    assert await leader.try_acquire()
+    standby = LeaderLock(await proxy.start())
+    proxy.stop()
+    assert not await standby.try_acquire()
+    assert standby.trouble is not None
+    proxy.pass_on()
+    assert not await standby.try_acquire()
+    assert standby.trouble is None
+    await standby.release()
+    await leader.release()
+    await proxy.close()
 
 
 async def test_a_term_that_is_held_ends_after_the_transaction_that_holds_it(database: Database) -> None:

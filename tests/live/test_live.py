@@ -737,6 +737,20 @@ async def test_a_standby_shows_the_leaders_trades_and_sends_nothing(bench: Bench
     assert len(bench.venue.sent) == before
 
 
+async def test_the_troubles_of_a_term_end_with_it(bench: Bench) -> None:
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D("0.25")
+    await bench.see({"BTC": "93000.0"})
+    bench.venue.orders.clear()
+    bench.venue.ledger.trades = []
+    await bench.see({}, after_s=LAG_S)
+    await bench.synchronize()
+    assert bench.exchange.troubles
+    bench.exchange.suspend()
+    await bench.exchange.resign()
+    assert bench.exchange.troubles == {}, "the next leader reports them"
+
+
 async def test_two_models_never_share_an_account(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "one")

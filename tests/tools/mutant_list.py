@@ -152,6 +152,8 @@ _KINDS: Final = (
     Mutant("a tick of a former term is applied in the next", "its accounts are read again", "composition/leadership.py", [("if self._lock is None or self._applying.locked() or", "if self._lock is None or")], [TERMS]),
     Mutant("models that waited in a former term wait forever", "they are waiting", "agents/schedule.py", [("        self._slots.clear()\n", "")], ["agents/test_schedule.py"]),
     Mutant("entrants of a former term go on", "their configuration is the same", "agents/entrants.py", [("        self._present.clear()\n", "        pass\n")], ["agents/test_entrants.py"]),
+    Mutant("a standby's trouble with the database stays", "it does not lead yet", "database/leadership.py", [("            return False\n        self.trouble = None\n", "            return False\n")], ["database/test_leader_lock.py"]),
+    Mutant("a standby reports the troubles of its former accounts", "they are its own", "live/exchange.py", [("        await self._accounts.resign()\n        self._live_accounts.clear()\n", "        await self._accounts.resign()\n")], ["live/test_live.py::test_the_troubles_of_a_term_end_with_it"]),
     Mutant("a strategy's own file counts twice", "it is in the folder as well", "agents/providers/strategy_process.py", [("list(dict.fromkeys((file, *_modules(file.parent))))", "[file, *_modules(file.parent)]")], [REFUSED]),
     Mutant("blank lines are read to one before the limit", "the first one counts", "market/sources/files.py", [("if number - blank < _BLANK_MAX:", "if number - blank < _BLANK_MAX - 1:")], [REFUSED]),
     Mutant("the last transactions before the reserve are refused", "the reserve is the least", "live/budget.py", [("left - transactions < least", "left - transactions <= least")], [REFUSED]),

@@ -105,7 +105,7 @@ class PortfolioService:
         if term is None:
             return
         await self.maintain(now)
-        if self._last_term != term:  # in a former term, others may not have been written, or by another process
+        if self._last_term != term:  # those of a former term may have been refused, or followed by others
             async with self._database.connection() as conn:
                 self._last, self._last_term = await store.select_last_snapshots(conn), term
         due = [
