@@ -8,6 +8,7 @@ from decimal import Decimal
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
+from support.records import make_model
 from support.scripted import START
 from support.trading_floor import (
     Floor,
@@ -26,6 +27,7 @@ from support.waiting import until
 from trader.agents import record as invocation_record
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import Invocation
+from trader.agents.model_warnings import ConsecutiveFailures
 from trader.agents.providers.providers import RuleProvider
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.sql.linked_invocations import update_invocation_closed
@@ -279,6 +281,16 @@ async def test_failures_in_a_row_outlast_a_restart(database: Database) -> None:
     async with open_floor(database) as later:
         await later.agents.start()
         assert later.agents.failing() == {"ada": (4, "nothing")}
+
+
+def test_a_new_term_counts_the_failures_that_its_rows_have() -> None:
+    model, counted = make_model("ada"), ConsecutiveFailures()
+    for number in range(3):
+        failed = uuid5(NAMESPACE_URL, str(number))
+        counted.add(Invocation(id=failed, model_id="ada", status="failed", started_at=START, failure_reason="down"))
+    assert counted.failing([model]).keys() == {"ada"}
+    counted.load({})  # under another leader, it has succeeded
+    assert counted.failing([model]) == {}
 
 
 async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Database) -> None:
