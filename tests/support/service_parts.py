@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -154,7 +155,9 @@ class ServiceParts:
                 clock=self.clock,
                 market=self.market,
                 exchange=self,
-                portfolio=SimpleNamespace(equity=lambda: {"apex-1": 10500.25}),
+                portfolio=SimpleNamespace(
+                    live=lambda: SimpleNamespace(values={"apex-1": SimpleNamespace(net_portfolio=Decimal("10500.25"))})
+                ),
                 models=SimpleNamespace(by_id=self.agents.models),
                 agents=self.agents,
                 operations=SimpleNamespace(outcomes=Outcomes()),

@@ -86,7 +86,8 @@ class _Figures(Collector):
         yield CounterMetricFamily("trader_log_lines_lost", "Lines of the log that were never written.", lost_lines())
         yield _gauges("trader_build_info", "1; its label is the version of this process.", "version", {__version__: 1})
         yield from _trading_of(app[ACCOUNTS].tally)
-        yield _gauges("trader_account_equity", "Equity of an account.", "account", context.portfolio.equity())
+        equities = {key: float(each.net_portfolio) for key, each in context.portfolio.live().values.items()}
+        yield _gauges("trader_account_equity", "Equity of an account.", "account", equities)
         yield from _providers_of(app[PROVIDERS])
         yield from _alarms_of(app[ALARMS])
         yield from _budgets_of(context.agents.budgets.states(context.models.by_id))

@@ -21,11 +21,7 @@ from trader.core.clock import LockstepClock, ScaledClock, interval_elapsed
 from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked, PricesChanged
 from trader.core.schedulers import Schedulers
-from trader.database.leadership import (
-    LeaderLock,
-    select_leader_schedulers,
-    update_heartbeat,
-)
+from trader.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.database.pool import Database
 from trader.database.relay import RelayReader, RelayWriter
 from trader.database.schema import used_tables

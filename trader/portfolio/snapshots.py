@@ -165,10 +165,6 @@ class PortfolioService:
             return self._created
         return 0 if self._leader.view is None else self._leader.view.snapshots_created
 
-    def equity(self) -> dict[str, float]:
-        """Return the current value of each account by id."""
-        return {account_id: float(value.net_portfolio) for account_id, value in self.live().values.items()}
-
     # -- the past
 
     async def variant_history(self, window: Window) -> dict[VariantId, list[Point]]:
