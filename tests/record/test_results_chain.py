@@ -7,7 +7,6 @@ from decimal import Decimal
 
 import pytest
 from msgspec.structs import replace
-from support.calls import Call
 from support.records import make_snapshot
 from support.trading_floor import Floor, calling, hold, open_floor, opening
 
@@ -28,10 +27,7 @@ from trader.portfolio.domain.seasons import SeasonRecord
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql.seasons import insert_season_record
 from trader.portfolio.sql.snapshots import SavedBaseline, insert_snapshots, upsert_baselines
-from trader.record.domain.results import BEGIN
 from trader.record.results import SETTLED_AFTER, record_results
-from trader.record.sql.chain import insert_record
-from trader.record.sql.results import select_states
 
 BASELINE = rule_agent(VariantId.APEX)
 
@@ -204,30 +200,6 @@ async def test_every_edit_is_named(season: Floor) -> None:
             unnamed[name] = texts
     assert unnamed == {}
     assert await _found(season.database) == []
-
-
-async def test_a_first_record_out_of_order_is_no_forgery_and_verify_corrects_it(floor: Floor, call: Call) -> None:
-    """The rows left by an earlier version, which read the states, and appended them after the end of a halt."""
-    halt = Halt(account_id="bob", cause=HaltCause.OPERATOR, reason="lunch", by="eve", at=floor.clock.now())
-    async with floor.database.transaction() as conn:
-        await insert_halt(conn, halt)
-        states = await select_states(conn)
-        await update_halts_lifted(conn, "bob", "eve")
-        await insert_record(conn, BEGIN, {"rows": states})
-        links = await conn.fetch("SELECT position, digest FROM chain_links")
-    said = await call("verify")
-    assert said.code == 1
-    assert "halts 1: the first record of results has an older state than the record at position 2" in said.out
-    assert "Unchanged, but out of order: `trader audit --correct` appends the correction." in said.out
-    said = await call("verify", "--correct")
-    assert (said.code, "A correction was appended; rows: 1. Nothing was rewritten." in said.out) == (0, True)
-    async with floor.database.transaction() as conn:
-        assert await conn.fetch("SELECT position, digest FROM chain_links WHERE position <= 3") == links
-        await insert_halt(conn, halt)
-    assert await _found(floor.database) == []
-    async with floor.database.connection() as conn:
-        await conn.execute("UPDATE halts SET lifted_by = 'mallory' WHERE id = 1")
-    assert await _found(floor.database) == ["halts 1: lifted_by is mallory, and was recorded as eve"]
 
 
 AUDITED: dict[str, tuple[str, str]] = {

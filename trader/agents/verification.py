@@ -31,7 +31,7 @@ from trader.agents.sql.linked_invocations import (
 )
 from trader.database.pool import Connection, Database
 from trader.record.domain.chain import NO_PAYLOAD, Anchor, ChainChecker, ChainLink, PayloadDigests, answers_digest
-from trader.record.domain.results import CANDLES, ChainFinding, ResultsChecker, RowName, spans_of
+from trader.record.domain.results import CANDLES, ChainFinding, ResultsChecker, spans_of
 from trader.record.sql import chain as store
 from trader.record.sql import results as results_store
 
@@ -48,7 +48,6 @@ class Verification(NamedTuple):
 
     `links` counts the links of invocations, `records` the other links, which cover `rows` rows of results.
     `has_results`: the chain of results has begun. `waiting` accounts have results that no record covers yet.
-    `out_of_order` rows need a correction, which changes nothing else.
     """
 
     links: int
@@ -60,7 +59,6 @@ class Verification(NamedTuple):
     rows: int = 0
     has_results: bool = False
     waiting: int = 0
-    out_of_order: Sequence[RowName] = ()
 
 
 async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
@@ -138,7 +136,7 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         for invocation_id, model_id, finished_at in unlinked
     ]
     before_chain = max(0, finished - links - len(unlinked))
-    of_results = (records, results.rows, results.has_begun, waiting, list(results.out_of_order))
+    of_results = (records, results.rows, results.has_begun, waiting)
     return Verification(links, payloads, len(anchors), before_chain, checker.findings, *of_results)
 
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, first, operator
-from trader.commands.database import TargetDatabase, database_command, require_writable
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, first
+from trader.commands.database import TargetDatabase, database_command
 from trader.core.errors import ArgumentsError, StartError
 from trader.core.files import BYTES_MAX, decode_json, read_lines
 from trader.core.money import counted
@@ -18,7 +18,6 @@ from trader.operations.sql.status import MaintenanceTask, upsert_maintenance
 from trader.portfolio import audit as books
 from trader.record.anchors import AnchorLine
 from trader.record.domain.chain import Anchor
-from trader.record.results import correct_first_record
 
 WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 
@@ -66,8 +65,6 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=["books", "chain"], help="check only this; default: both")
     anchors_argument(parser)
     add_record_option(parser)
-    correct = "append a correction if the first record of results is out of order; nothing is rewritten"
-    parser.add_argument("--correct", action="store_true", help=correct)
 
 
 @database_command("audit", example="trader audit --anchors anchors.jsonl", arguments=_audit_arguments, compares=True)
@@ -79,12 +76,10 @@ async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     candles of the market. In live trading it compares fills with the venue's trades from which they were booked, and
     skips equity, because the venue may report a trade later.
 
-    The chain shows whether decisions or results were changed, inserted, removed or cut off since they were recorded. A
-    first record of results that was read before another record and appended after it is `out of order`: no change, but
-    a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
+    The chain shows whether decisions or results were changed, inserted, removed or cut off since they were recorded.
     """
-    if options.what == "books" and (options.anchors or options.correct):
-        raise ArgumentsError("--anchors and --correct are for the chain")
+    if options.what == "books" and options.anchors:
+        raise ArgumentsError("--anchors is for the chain")
     parts = {"books": _audit_books, "chain": _verify_chain}
     results = [await part(options, target) for what, part in parts.items() if options.what in (None, what)]
     return Result(
@@ -97,14 +92,7 @@ async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
 async def _verify_chain(options: argparse.Namespace, target: TargetDatabase) -> Result:
     outside = [] if options.anchors is None else read_anchors(options.anchors)
     checked = await chain.verify(target.database, outside)
-    corrected = []
-    if options.correct and checked.out_of_order:
-        require_writable(options, target)
-        await correct_first_record(target.database, checked.out_of_order, operator())
-        corrected = [f"A correction was appended; rows: {len(checked.out_of_order)}. Nothing was rewritten."]
-        checked = await chain.verify(target.database, outside)
     lines = [
-        *corrected,
         f"{checked.links} invocations of the chain were checked, {checked.payloads} of them with their payloads, "
         f"against {checked.anchors} anchors, {len(outside)} of them from outside.",
         *_describe_results(checked),
@@ -118,10 +106,7 @@ async def _verify_chain(options: argparse.Namespace, target: TargetDatabase) -> 
     lines += first(findings)
     if not outside:
         lines.append("Without external anchors (--anchors) a rebuilt chain cannot be detected.")
-    if checked.out_of_order and len(checked.out_of_order) == len(findings):
-        lines.append("Unchanged, but out of order: `trader audit --correct` appends the correction.")
-    else:
-        lines.append("NOT intact." if findings else "Intact.")
+    lines.append("NOT intact." if findings else "Intact.")
     value = {"isIntact": not findings, "verification": checked}
     if options.record:
         await record_run(target, "verify", len(findings))

@@ -1,6 +1,5 @@
 """Appends results to the chain in batches: each account's ledger, runs and hourly equity, and the markets' hours."""
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -8,7 +7,7 @@ from msgspec import to_builtins
 
 from trader.core.clock import floor_time
 from trader.database.pool import Database
-from trader.record.domain.results import BEGIN, CANDLES, CORRECTION, RESULTS, RowName, Span, row_name, utc_text
+from trader.record.domain.results import BEGIN, CANDLES, RESULTS, Span, utc_text
 from trader.record.sql import results as store
 from trader.record.sql.chain import insert_record, lock_chain, plain_rows
 
@@ -70,20 +69,6 @@ async def _record_batch(database: Database, term: int, before: datetime) -> bool
         await store.upsert_marks(conn, marks)
         await insert_record(conn, RESULTS, {"spans": to_builtins(spans), "rows": rows})
     return True
-
-
-async def correct_first_record(database: Database, out_of_order: Collection[RowName], by: str) -> None:
-    """Append the present state of rows whose state in the first record of results is out of order.
-
-    No link is rewritten. The verification compares the correction with every other record of the same rows, so it
-    settles the order of two records and hides no change. `by` is who requested it.
-    """
-    async with database.transaction() as conn:
-        await lock_chain(conn)  # the present state is then the latest one in the chain
-        states = await store.select_states(conn)
-        kept = {table: [row for row in rows if row_name(table, row) in out_of_order] for table, rows in states.items()}
-        content = {"by": by, "rows": {table: rows for table, rows in kept.items() if rows}}
-        await insert_record(conn, CORRECTION, content)
 
 
 async def _record_candles(database: Database, term: int) -> bool:

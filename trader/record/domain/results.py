@@ -17,19 +17,15 @@ from trader.core.canonical_json import canonical_json
 from trader.core.money import format_decimal
 
 ResultRow = Mapping[str, Any]
-RowName = tuple[str, tuple[Any, ...]]
-"""A row of a state table: the table, and the values of the columns that identify the row."""
-
 ResultRows = Mapping[str, Sequence[ResultRow]]
 """Rows by table name."""
 
-FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off", "out of order"]
+FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off"]
 
 BEGIN: Final = "begin"
 RESULTS: Final = "results"
 CANDLES: Final = "candles"
 REMOVED: Final = "removed"
-CORRECTION: Final = "correction"
 
 SPAN_TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "fills": ("account_id", "sequence"),
@@ -60,10 +56,7 @@ SETTABLE: Final[Mapping[str, frozenset[str]]] = {
 
 
 class ChainFinding(NamedTuple):
-    """A contradiction between chain and rows. `position` is the first position in the chain that it concerns.
-
-    `out of order` is not a change: the first record of results has an older state of a row than a record before it.
-    """
+    """A contradiction between chain and rows. `position` is the first position in the chain that it concerns."""
 
     kind: FindingKind
     position: int | None
@@ -135,19 +128,13 @@ class ResultsChecker:
         self.rows = 0
         """The number of rows in the records so far."""
 
-        self.out_of_order: dict[RowName, int] = {}
-        """The rows whose state in the first record of results is older than in a record before it, and the position of
-        that earlier record. A correction settles them."""
-
         self._states: dict[str, dict[tuple[Any, ...], tuple[ResultRow, int]]] = {table: {} for table in STATE_TABLES}
-        self._before_begin: dict[RowName, list[ResultRow]] = {}
-        self._began_at = 0
         self._ends: dict[str, tuple[int, str | None]] = {}
 
     def follow(self, position: int, content: Mapping[str, Any], present: ResultRows) -> Iterator[ChainFinding]:
         """Yield the findings about a record; `present` has the current rows of the tables within its spans."""
         if content["kind"] == BEGIN:
-            self.has_begun, self._began_at = True, position
+            self.has_begun = True
         if content["kind"] == REMOVED:
             self._ends.pop(content.get("account_id", ""), None)
             forget_removed(self._states, content)
@@ -161,17 +148,10 @@ class ResultsChecker:
             yield from _differences(table, {name: (row, position) for name, row in before.items()}, after)
         for table in STATE_TABLES.keys() & recorded.keys():
             for row in recorded[table]:
-                if not self._is_settled(content["kind"], table, row):
-                    yield from self._follow_state(position, table, row)
+                yield from self._follow_state(position, table, row)
 
     def finish(self, present: ResultRows) -> Iterator[ChainFinding]:
-        """Yield where the state tables differ from the last record of their rows, and rows that need a correction."""
-        for (table, name), before in self.out_of_order.items():
-            text = (
-                f"{table} {', '.join(map(str, name))}: the first record of results has an older state than the record "
-                f"at position {before}: it was read before that record and appended after it, and nothing was changed"
-            )
-            yield ChainFinding("out of order", self._began_at, text)
+        """Yield where the state tables differ from the last record of their rows."""
         for table, key in STATE_TABLES.items():
             recorded = self._states[table]
             after = {_key(row, key): row for row in present[table]}
@@ -196,30 +176,16 @@ class ResultsChecker:
             yield ChainFinding("changed", position, text)
         self._ends[span.account_id] = span.sequence_until, span.hour_until or span.hour_after
 
-    def _is_settled(self, kind: str, table: str, row: ResultRow) -> bool:
-        """Return whether a row of the first record is merely older than its earlier record, which then prevails."""
-        subject = row_name(table, row)
-        if not self.has_begun:
-            self._before_begin.setdefault(subject, []).append(row)
-        elif kind == CORRECTION:
-            self.out_of_order.pop(subject, None)
-        elif kind == BEGIN and (states := self._before_begin.get(subject)) and states[-1] != row:
-            first = states[0]
-            if row in states or all(_may_become(table, column, row, first) for column in _changes(row, first)):
-                self.out_of_order[subject] = self._states[table][subject[1]][1]
-                return True
-        return False
-
     def _follow_state(self, position: int, table: str, row: ResultRow) -> Iterator[ChainFinding]:
         """Follow a row of a state table; a row changed before it is recorded again contradicts its last record."""
         key = _key(row, STATE_TABLES[table])
         was, before = self._states[table].get(key, (row, position))
         self._states[table][key] = row, position
-        for column in _changes(was, row):
-            if _may_become(table, column, was, row):
+        for column, value in row.items():
+            if value == was[column] or _may_become(table, column, was, row):
                 continue
             name = f"{table} {', '.join(map(str, key))}"
-            text = f"{name}: {column} was recorded as {was[column]} at position {before}, and as {row[column]} here"
+            text = f"{name}: {column} was recorded as {was[column]} at position {before}, and as {value} here"
             yield ChainFinding("changed", position, text)
 
     def _is_waiting(self, table: str, row: ResultRow, after: Mapping[tuple[Any, ...], ResultRow]) -> bool:
@@ -240,10 +206,6 @@ class ResultsChecker:
         return table == "invocation_counts" and was is None and row["missed"] == 0
 
 
-def _changes(was: ResultRow, row: ResultRow) -> list[str]:
-    return [column for column, value in row.items() if was[column] != value]
-
-
 def _may_become(table: str, column: str, was: ResultRow, row: ResultRow) -> bool:
     """Return whether a column of a row may differ from its value in the previous record."""
     if table == "baselines":
@@ -253,11 +215,6 @@ def _may_become(table: str, column: str, was: ResultRow, row: ResultRow) -> bool
     if table == "models":
         return True  # every change of a model is recorded together with it
     return column in SETTABLE.get(table, ()) and (was[column] is None or was.get("answered_by", "") is None)
-
-
-def row_name(table: str, row: ResultRow) -> RowName:
-    """Return the name of a row of a state table."""
-    return table, _key(row, STATE_TABLES[table])
 
 
 def _key(row: ResultRow, columns: Sequence[str]) -> tuple[Any, ...]:
