@@ -46,9 +46,19 @@ async def _record_batch(database: Database, term: int, before: datetime) -> bool
         pending = await store.select_pending(conn, before, ACCOUNTS_MAX, ROWS_MAX)
         if not pending:
             return False
-        spans = [_span(each) for each in pending]
-        runs = await store.select_new_runs(conn, pending)
-        baselines = await store.select_baselines_of(conn, [each.account_id for each in pending if each.hour_until])
+        spans = [
+            Span(
+                account_id=each["account_id"],
+                sequence_after=each["sequence_after"],
+                sequence_until=each["sequence_until"],
+                hour_after=each["hour_after"] and utc_text(each["hour_after"]),
+                hour_until=each["hour_until"] and utc_text(each["hour_until"]),
+            )
+            for each in pending
+        ]
+        numbers = {each["account_id"]: each["run_after"] for each in pending}
+        runs = await store.select_new_runs(conn, numbers)
+        baselines = await store.select_baselines_of(conn, [span.account_id for span in spans if span.hour_until])
         extremes = await store.select_span_extremes(conn, spans)
         rows = {
             **await store.select_span_rows(conn, spans),
@@ -56,13 +66,13 @@ async def _record_batch(database: Database, term: int, before: datetime) -> bool
             **({"runs": plain_rows(runs)} if runs else {}),
             **({"baselines": plain_rows(baselines)} if baselines else {}),
         }
-        numbers = {run["account_id"]: run["number"] for run in runs}
+        numbers |= {run["account_id"]: run["number"] for run in runs}
         marks = [
-            store.ChainMark(
-                each.account_id,
-                each.sequence_until,
-                numbers.get(each.account_id, each.run_after),
-                each.hour_until or each.hour_after,
+            (
+                name := each["account_id"],
+                each["sequence_until"],
+                numbers[name],
+                each["hour_until"] or each["hour_after"],
             )
             for each in pending
         ]
@@ -79,16 +89,6 @@ async def _record_candles(database: Database, term: int) -> bool:
         candles = await store.select_pending_candles(conn, ROWS_MAX)
         last = {f"candles/{candle['symbol']}": candle["open_time"] for candle in candles}  # in ascending order
         if candles:
-            await store.upsert_marks(conn, [store.ChainMark(name, 0, 0, hour) for name, hour in last.items()])
+            await store.upsert_marks(conn, [(name, 0, 0, hour) for name, hour in last.items()])
             await insert_record(conn, CANDLES, {"rows": {CANDLES: plain_rows(candles)}})
         return bool(candles)
-
-
-def _span(pending: store.PendingSpan) -> Span:
-    return Span(
-        account_id=pending.account_id,
-        sequence_after=pending.sequence_after,
-        sequence_until=pending.sequence_until,
-        hour_after=None if pending.hour_after is None else utc_text(pending.hour_after),
-        hour_until=None if pending.hour_until is None else utc_text(pending.hour_until),
-    )

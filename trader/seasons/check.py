@@ -55,13 +55,6 @@ class FieldDifference(NamedTuple):
     computed: Any
 
 
-class _Closing(NamedTuple):
-    """The last record of a season, which names its result."""
-
-    record: SeasonRecord
-    result: SeasonResult
-
-
 class DerivedResult(NamedTuple):
     """The season according to the record in a folder, and everything that contradicts it.
 
@@ -94,7 +87,7 @@ async def derive_result(folder: Path, form: Format, anchors: Iterable[Anchor] = 
     :raises SettingsError: the record cannot be read
     """
     anchored, last = {anchor.position: anchor.digest for anchor in anchors}, 0
-    closing = _closing(folder)
+    number, seed, result = _closing(folder)
     reader, wrong, basis = RecordReader(), list[FieldDifference](), None
     for text in read_lines(folder):
         reader.read(text)
@@ -102,18 +95,18 @@ async def derive_result(folder: Path, form: Format, anchors: Iterable[Anchor] = 
             last = reader.position
             if known != reader.digest:
                 wrong.append(FieldDifference(f"anchor at position {last}", known.hex(), reader.digest.hex()))
-        if closing is not None and reader.position == closing.result.position:
-            basis = _basis(reader, closing)
+        if result is not None and reader.position == result.position:
+            basis = _basis(reader, number, result)
     wrong += [FieldDifference(f"anchor at position {place}", digest.hex(), None) for place, digest in anchored.items()]
-    if closing is None:
+    if result is None:
         wrong.append(FieldDifference("record", "no closing of a season at its end", "the closing of a season"))
     elif basis is None:
-        wrong.append(FieldDifference("season.result.position", closing.result.position, reader.position))
-    if wrong or basis is None or closing is None:  # nothing that such a record says counts
+        wrong.append(FieldDifference("season.result.position", result.position, reader.position))
+    if wrong or basis is None or result is None:  # nothing that such a record says counts
         return DerivedResult(None, None, {}, wrong, reader.position, last)
     judged = await judge(basis)
-    wrong += _closing_differences(reader, basis, closing, is_decided=is_decided(judged.report))
-    return DerivedResult(judged, closing.result, _written(judged, form), wrong, reader.position, last)
+    wrong += _closing_differences(reader, basis, result, seed, is_decided=is_decided(judged.report))
+    return DerivedResult(judged, result, _written(judged, form), wrong, reader.position, last)
 
 
 def _written(judged: Judged, form: Format) -> dict[str, bytes]:
@@ -123,8 +116,9 @@ def _written(judged: Judged, form: Format) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in Path(made).iterdir()}
 
 
-def _closing(folder: Path) -> _Closing | None:
-    """Return the closing with which the record ends; None if it ends otherwise."""
+def _closing(folder: Path) -> tuple[int, str | None, SeasonResult | None]:
+    """Return the season, its published seed and its result, by the closing with which the record ends; no result if it
+    ends otherwise."""
     last = ""
     for text in read_lines(folder):
         last = text
@@ -132,16 +126,15 @@ def _closing(folder: Path) -> _Closing | None:
         (row,) = msgspec.json.decode(last, type=dict[str, Any])["rows"]["season_records"]
         record = msgspec.json.decode(row["record"], type=SeasonRecord)
     except (msgspec.MsgspecError, RecursionError, ValueError, LookupError, TypeError):
-        return None
-    return None if record.step != "closed" or record.result is None else _Closing(record, record.result)
+        return 0, None, None
+    return record.season, record.seed, record.result if record.step == "closed" else None
 
 
-def _basis(reader: RecordReader, closing: _Closing) -> Basis:
+def _basis(reader: RecordReader, number: int, result: SeasonResult) -> Basis:
     """Return what the result is made of, from the record up to its head.
 
     :raises SettingsError: the record says nothing of such a season
     """
-    number, result = closing.record.season, closing.result
     if not reader.seasons.get(number) or reader.seasons[number][0].rules is None:
         raise SettingsError([f"the record has no season {number} before position {result.position}"])
     season = reader.season(number)
@@ -155,10 +148,10 @@ def _basis(reader: RecordReader, closing: _Closing) -> Basis:
 
 
 def _closing_differences(
-    reader: RecordReader, basis: Basis, closing: _Closing, *, is_decided: bool
+    reader: RecordReader, basis: Basis, result: SeasonResult, seed: str | None, *, is_decided: bool
 ) -> Iterator[FieldDifference]:
     """Yield what the closing says otherwise than the records before it."""
-    season, result, rules = basis.season, closing.result, basis.season.rules
+    season, rules = basis.season, basis.season.rules
     if result.head != basis.head.digest:
         yield FieldDifference("season.result.head", result.head, basis.head.digest)
     if (records := reader.seasons[season.number][:-1]) != list(season.records):
@@ -169,7 +162,7 @@ def _closing_differences(
     if not (basis.until == rules.end or is_early) or (complete is not None and complete < basis.until):
         yield FieldDifference("season.result.until", result.until, iso(min(filter(None, (rules.end, complete)))))
     if season.seed_digest is not None:
-        published = None if closing.record.seed is None else seed_digest(closing.record.seed)
+        published = None if seed is None else seed_digest(seed)
         if published != season.seed_digest:
             yield FieldDifference("SHA-256 of the published seed", published, season.seed_digest)
 

@@ -41,28 +41,16 @@ _LEDGER: Final = {
 }  # fmt: skip
 
 
-class SeasonCall(NamedTuple):
-    """A call of a tool that trades, with the columns of the table `decisions`; `kind` is its type."""
-
-    at: datetime
-    account: str
-    tool: str
-    symbol: str | None
-    status: str
-    rule: str | None
-    reason: str | None
-    kind: str
-
-
 class SeasonDecision(NamedTuple):
-    """A finished invocation."""
+    """A finished invocation. `calls` are those of tools that trade, with the columns of the table `decisions`, and
+    `kind` as their type."""
 
     model_id: str
     entrant: int
     started_at: datetime
     is_completed: bool
     cost_usd: Decimal | None
-    calls: Sequence[SeasonCall]
+    calls: Sequence[Mapping[str, Any]]
 
 
 class SeasonRun(msgspec.Struct, frozen=True):
@@ -229,9 +217,9 @@ class _Tables:
         self._add_past(model.id, runs)
         self._add_ledger(model.id, cut)
         for call in (call for each in decisions for call in each.calls):
-            self.tables["decisions"].add_row(call._asdict())
-            if call.kind == "UPDATE_EXIT_PLAN" and call.status == "ok":
-                self.tables["plan_changes"].add(call.account, call.symbol, call.at)
+            self.tables["decisions"].add_row(call)
+            if call["kind"] == "UPDATE_EXIT_PLAN" and call["status"] == "ok":
+                self.tables["plan_changes"].add(call["account"], call["symbol"], call["at"])
 
     def add_baseline(self, baseline_id: str) -> None:
         runs = [run for run in self._record.baselines[baseline_id].values() if run.started_at < self._until]
@@ -408,19 +396,19 @@ def _entry(row: ResultRow) -> LedgerEntry:
     return entry
 
 
-def _call(model_id: str, call: Mapping[str, Any]) -> SeasonCall:
+def _call(model_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
     metadata = call["metadata"]
     decision, result = (next(iter(metadata[name]), None) or {} for name in ("decisions", "results"))
-    return SeasonCall(
-        at=datetime.fromisoformat(call["at"]),
-        account=model_id,
-        tool=(metadata["raw"] or {}).get("name", call["type"]),
-        symbol=decision.get("symbol"),
-        status=call["status"],
-        rule=result.get("rule"),
-        reason=result.get("reason") or result.get("error"),
-        kind=call["type"],
-    )
+    return {
+        "at": datetime.fromisoformat(call["at"]),
+        "account": model_id,
+        "tool": (metadata["raw"] or {}).get("name", call["type"]),
+        "symbol": decision.get("symbol"),
+        "status": call["status"],
+        "rule": result.get("rule"),
+        "reason": result.get("reason") or result.get("error"),
+        "kind": call["type"],
+    }
 
 
 def _hour(row: ResultRow) -> HourlyValue:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import asyncpg
 
@@ -16,16 +16,6 @@ from trader.record.sql.chain import (
     SEASON_COLUMNS,
     plain_rows,
 )
-
-
-class ChainMark(NamedTuple):
-    """How far an account's results are in the chain."""
-
-    account_id: str
-    sequence: int
-    run_number: int
-    hour: datetime | None
-
 
 LOCK_MARKS = "LOCK TABLE chain_marks IN SHARE ROW EXCLUSIVE MODE"
 SELECT_TERM = "SELECT term FROM service_state"
@@ -44,17 +34,6 @@ SELECT_HAS_BEGUN = "SELECT EXISTS (SELECT FROM chain_links WHERE kind = 'begin')
 async def select_has_begun(conn: Connection) -> bool:
     """Return whether the chain has results."""
     return bool(await conn.fetchval(SELECT_HAS_BEGUN))
-
-
-class PendingSpan(NamedTuple):
-    """The next results of an account that are not in the chain."""
-
-    account_id: str
-    sequence_after: int
-    sequence_until: int
-    hour_after: datetime | None
-    hour_until: datetime | None
-    run_after: int
 
 
 # An account's hours are searched in its index starting at the mark, so this reads little however long the season is.
@@ -79,9 +58,9 @@ LIMIT $2
 """
 
 
-async def select_pending(conn: Connection, before: datetime, accounts: int, rows: int) -> list[PendingSpan]:
+async def select_pending(conn: Connection, before: datetime, accounts: int, rows: int) -> list[asyncpg.Record]:
     """Return the next results of `accounts` accounts, `rows` sequences and hours each; hours only `before` a time."""
-    return [PendingSpan(**row) for row in await conn.fetch(SELECT_PENDING, before, accounts, rows)]
+    return await conn.fetch(SELECT_PENDING, before, accounts, rows)
 
 
 SELECT_PENDING_COUNT = """
@@ -103,8 +82,8 @@ SET sequence = excluded.sequence, run_number = excluded.run_number, hour = exclu
 """
 
 
-async def upsert_marks(conn: Connection, marks: Sequence[ChainMark]) -> None:
-    """Record how far the results of accounts are in the chain."""
+async def upsert_marks(conn: Connection, marks: Sequence[tuple[str, int, int, datetime | None]]) -> None:
+    """Record how far the results of accounts are in the chain: account, sequence, number of the run, and hour."""
     await conn.execute(UPSERT_MARKS, *columns_of(marks, 4))
 
 
@@ -119,9 +98,9 @@ ORDER BY account_id, number
 """  # noqa: S608 - a constant of this module
 
 
-async def select_new_runs(conn: Connection, spans: Sequence[PendingSpan]) -> list[asyncpg.Record]:
-    """Return the runs of accounts that began or ended since they were recorded."""
-    return await conn.fetch(SELECT_NEW_RUNS, [span.account_id for span in spans], [span.run_after for span in spans])
+async def select_new_runs(conn: Connection, recorded: Mapping[str, int]) -> list[asyncpg.Record]:
+    """Return the runs of accounts that began or ended since their last recorded run, given by account."""
+    return await conn.fetch(SELECT_NEW_RUNS, [*recorded], [*recorded.values()])
 
 
 BASELINE_COLUMNS: Final = "id, name, variant, run_id, initial_capital, started_at"
