@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -10,9 +9,9 @@ import orjson
 from aiohttp import web
 from support.waiting import turns
 
+from trader.agents.built_view import build_view
 from trader.agents.domain.conversation import Turn
 from trader.agents.domain.models import Model
-from trader.agents.domain.view import ObservedAccount, ObservedStats, View
 from trader.agents.providers.client import ProviderClient
 from trader.core.variant_id import VariantId
 
@@ -21,20 +20,11 @@ KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003
 MODEL = Model(
     id="m", name="M", variant=VariantId.APEX, provider="fake", router_model_name="lab/one", created_at=NOW
 )  # fmt: skip
-ZERO = Decimal(0)
-VIEW = View(
-    at=NOW,
-    account=ObservedAccount(
-        initial_capital=ZERO, equity=ZERO, cash=ZERO, available_cash=ZERO, margin=ZERO, exposure=ZERO,
-        day_opening_equity=ZERO, peak_equity=ZERO, drawdown_percent=ZERO, day_loss_percent=ZERO, taker_fee_rate=ZERO,
-    ),
-    positions=(), trades=(), stats=ObservedStats(), markets={},
-)  # fmt: skip
 TURN = Turn(
     model=MODEL,
     temperature=0.7,
     number=1,
-    view=VIEW,
+    view=build_view({}, at=NOW),
     messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
     answer_tokens_max=1000,
 )
@@ -75,6 +65,8 @@ OK = answering(200, completion(held()))
 
 class FakeServer:
     """Sends the scripted replies in order, the last one repeatedly; records the keys and bodies of requests."""
+
+    url: str
 
     def __init__(self) -> None:
         self.script: list[Reply] = [OK]

@@ -4,17 +4,17 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from trader.agents.built_view import build_view
 from trader.agents.domain.rules import apex, sovereign
 from trader.agents.domain.rules.sizing import Signal, room_of, sized
 from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.agents.domain.view import (
     LastAction,
-    ObservedAccount,
     ObservedMarket,
     ObservedPosition,
     ObservedStats,
@@ -52,20 +52,11 @@ def market(indicators: Indicators | None, interval: Interval, **changes: Any) ->
 
 
 def view(*markets: ObservedMarket, positions: tuple[ObservedPosition, ...] = (), **changes: Any) -> View:
-    fields: dict[str, Any] = {
-        "initial_capital": Decimal(10_000), "equity": Decimal(10_000), "cash": Decimal(10_000),
-        "available_cash": Decimal(10_000), "margin": ZERO, "exposure": ZERO, "day_opening_equity": Decimal(10_000),
-        "peak_equity": Decimal(10_000), "drawdown_percent": ZERO, "day_loss_percent": ZERO,
-        "taker_fee_rate": Decimal("0.0005"),
-    }  # fmt: skip
-    return View(
-        at=NOW,
-        account=ObservedAccount(**(fields | {name: value for name, value in changes.items() if name in fields})),
-        positions=positions,
-        trades=changes.get("trades", ()),
-        stats=changes.get("stats", ObservedStats()),
-        markets={shown.symbol: shown for shown in markets},
-    )
+    """What an agent sees of an account of 10,000. `changes` are of the account, its trades or its statistics."""
+    empty = build_view({}, at=NOW)
+    seen = {name: changes.pop(name) for name in ("trades", "stats") if name in changes}
+    listed = {shown.symbol: shown for shown in markets}
+    return replace(empty, account=replace(empty.account, **changes), positions=positions, markets=listed, **seen)
 
 
 def holding(side: Side = Side.LONG, stop: str | None = "97", **changes: Any) -> ObservedPosition:
@@ -106,10 +97,6 @@ def refused(variant: VariantId, indicators: Indicators, **changes: Any) -> str:
     return reason
 
 
-def without(indicators: Indicators, **changes: Any) -> Indicators:
-    return msgspec.structs.replace(indicators, **changes)
-
-
 # Apex
 
 
@@ -125,7 +112,7 @@ def test_apex_trades_a_release_on_the_right_side_of_vwap() -> None:
 
 @given(st.floats(0.2, 60.0))
 def test_apex_derives_leverage_from_its_stop_and_size_from_its_risk(atr: float) -> None:
-    order = entry(VariantId.APEX, without(RELEASE, atr=atr))
+    order = entry(VariantId.APEX, replace(RELEASE, atr=atr))
     distance = 100.051 - order.stop
     assert order.leverage == min(max(0.1 * 100.051 // distance, 1), 10)
     assert order.leverage * distance <= 0.1 * 100.051 or order.leverage == 1
@@ -137,15 +124,15 @@ def test_a_margin_risk_raises_the_leverage_but_not_the_size(cash: str) -> None:
     shown, limits = view(market(RELEASE, "15m"), available_cash=Decimal(cash)), VARIANTS[VariantId.APEX].limits
     signal = Signal(side=Side.LONG, stop=98.0, invalidation="", confidence=50, risk=Decimal("0.005"), why="")
     lowest = sized(shown, limits, shown.markets["SOL"], signal, room_of(shown, limits))
-    risked = msgspec.structs.replace(signal, margin_risk=Decimal("0.1"))
+    risked = replace(signal, margin_risk=Decimal("0.1"))
     result = sized(shown, limits, shown.markets["SOL"], risked, room_of(shown, limits))
     assert isinstance(lowest, CreatePosition)
     assert lowest.leverage == {"10000": 1, "900": 3, "450": 6}[cash]
-    assert result == msgspec.structs.replace(lowest, leverage=max(lowest.leverage, 4.0))
+    assert result == replace(lowest, leverage=max(lowest.leverage, 4.0))
 
 
 def test_apex_goes_short_below_vwap() -> None:
-    order = entry(VariantId.APEX, without(RELEASE, vwap=101.0, momentum=-0.8))
+    order = entry(VariantId.APEX, replace(RELEASE, vwap=101.0, momentum=-0.8))
     assert (order.side, order.stop, order.target) == (Side.SHORT, 101.549, 97.049)
 
 
@@ -164,7 +151,7 @@ def test_apex_goes_short_below_vwap() -> None:
     ],
 )
 def test_apex_waits(changes: dict[str, Any], reason: str) -> None:
-    assert reason in refused(VariantId.APEX, without(RELEASE, **changes))
+    assert reason in refused(VariantId.APEX, replace(RELEASE, **changes))
 
 
 def test_apex_bets_half_kelly_of_its_own_trades() -> None:
@@ -192,7 +179,7 @@ def test_trendsurfer_follows_the_stronger_line_with_its_stop_at_the_kijun() -> N
     order = entry(VariantId.TRENDSURFER, TREND)
     assert (order.side, order.stop, order.target, order.time_exit) == (Side.LONG, 98.0, None, None)
     assert order.quantity == 48.756  # 1 % of equity over 2.051
-    short = entry(VariantId.TRENDSURFER, without(TREND, plus_di=10.0, minus_di=30.0, kijun_sen=102.0))
+    short = entry(VariantId.TRENDSURFER, replace(TREND, plus_di=10.0, minus_di=30.0, kijun_sen=102.0))
     assert (short.side, short.stop) == (Side.SHORT, 102.0)
 
 
@@ -209,7 +196,7 @@ def test_trendsurfer_follows_the_stronger_line_with_its_stop_at_the_kijun() -> N
     ],
 )
 def test_trendsurfer_waits(changes: dict[str, Any], reason: str) -> None:
-    assert reason in refused(VariantId.TRENDSURFER, without(TREND, **changes))
+    assert reason in refused(VariantId.TRENDSURFER, replace(TREND, **changes))
 
 
 @pytest.mark.parametrize(
@@ -227,14 +214,14 @@ def test_trendsurfer_waits(changes: dict[str, Any], reason: str) -> None:
 def test_the_trailing_stop_only_ever_tightens(
     side: Side, stop: str | None, kijun: float | None, moved: float | None
 ) -> None:
-    shown = view(market(without(TREND, kijun_sen=kijun), "15m"), positions=(holding(side, stop),))
+    shown = view(market(replace(TREND, kijun_sen=kijun), "15m"), positions=(holding(side, stop),))
     decisions, _ = run(VariantId.TRENDSURFER, shown)
     assert decisions == ([] if moved is None else [UpdateExitPlan(symbol="SOL", stop=moved)])
 
 
 @pytest.mark.parametrize(("side", "stop", "kijun"), [(Side.LONG, "97", 100.5), (Side.SHORT, "103", 100.0)])
 def test_a_price_beyond_the_kijun_closes_the_position(side: Side, stop: str, kijun: float) -> None:
-    shown = view(market(without(TREND, kijun_sen=kijun), "15m"), positions=(holding(side, stop),))
+    shown = view(market(replace(TREND, kijun_sen=kijun), "15m"), positions=(holding(side, stop),))
     decisions, reason = run(VariantId.TRENDSURFER, shown)
     assert decisions == [ClosePosition(symbol="SOL")]
     assert "beyond the Kijun" in reason
@@ -248,7 +235,7 @@ def test_contrarian_fades_toward_vwap() -> None:
     assert (order.side, order.target, order.stop) == (Side.LONG, 104.0, 98.551)
     assert order.time_exit == NOW + timedelta(hours=6)
     assert order.quantity == 66.666
-    by_rsi = entry(VariantId.CONTRARIAN, without(RANGE, rsi=75.0, vwap=98.0, vwap_deviation=5.0))
+    by_rsi = entry(VariantId.CONTRARIAN, replace(RANGE, rsi=75.0, vwap=98.0, vwap_deviation=5.0))
     assert (by_rsi.side, by_rsi.target, by_rsi.stop) == (Side.SHORT, 98.0, 101.549)
 
 
@@ -265,7 +252,7 @@ def test_contrarian_fades_toward_vwap() -> None:
     ],
 )
 def test_contrarian_waits(changes: dict[str, Any], reason: str) -> None:
-    assert reason in refused(VariantId.CONTRARIAN, without(RANGE, **changes))
+    assert reason in refused(VariantId.CONTRARIAN, replace(RANGE, **changes))
 
 
 # Sovereign
@@ -277,8 +264,8 @@ def test_sovereign_trades_each_regime_differently() -> None:
     assert trend.quantity == 100.0  # 2 % of equity over 2 ATR
     fade = entry(VariantId.SOVEREIGN, RANGE)
     assert (fade.side, fade.stop, fade.target, fade.time_exit) == (Side.LONG, 98.051, 104.0, None)
-    assert "between the regimes" in refused(VariantId.SOVEREIGN, without(TREND, adx=22.0))
-    assert "too little history for ADX" in refused(VariantId.SOVEREIGN, without(TREND, adx=None))
+    assert "between the regimes" in refused(VariantId.SOVEREIGN, replace(TREND, adx=22.0))
+    assert "too little history for ADX" in refused(VariantId.SOVEREIGN, replace(TREND, adx=None))
 
 
 @pytest.mark.parametrize(
@@ -385,11 +372,11 @@ def test_without_indicators_or_markets_an_agent_holds(variant: VariantId) -> Non
 
 
 def test_confidence_grows_with_the_signal() -> None:
-    assert entry(VariantId.APEX, without(RELEASE, squeeze_candles=20)).confidence > entry(
-        VariantId.APEX, without(RELEASE, squeeze_candles=3)
+    assert entry(VariantId.APEX, replace(RELEASE, squeeze_candles=20)).confidence > entry(
+        VariantId.APEX, replace(RELEASE, squeeze_candles=3)
     ).confidence  # fmt: skip
     for variant in (VariantId.TRENDSURFER, VariantId.SOVEREIGN):
-        assert entry(variant, without(TREND, adx=45.0)).confidence > entry(variant, TREND).confidence
+        assert entry(variant, replace(TREND, adx=45.0)).confidence > entry(variant, TREND).confidence
     assert (
-        entry(VariantId.CONTRARIAN, without(RANGE, rsi=15.0)).confidence > entry(VariantId.CONTRARIAN, RANGE).confidence
+        entry(VariantId.CONTRARIAN, replace(RANGE, rsi=15.0)).confidence > entry(VariantId.CONTRARIAN, RANGE).confidence
     )

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from support.books import DEFAULT_MARKETS
 from support.candles import FOLDER
 
-from trader.agents.domain.guard import GuardRefusal, RiskContext, judge_closing, judge_opening, judge_plan
+from trader.agents.domain.guard import GuardRefusal, RiskContext, judge
+from trader.agents.domain.models import CYCLE
+from trader.agents.domain.observation import RunHistory
 from trader.agents.domain.rules import apex, contrarian, sovereign, trendsurfer
 from trader.agents.domain.rules.common import Held
 from trader.agents.domain.tools import (
@@ -29,17 +31,19 @@ from trader.agents.domain.tools import (
     Holding,
     UpdateExitPlan,
 )
-from trader.agents.domain.view import ObservedAccount, ObservedMarket, ObservedPosition, ObservedStats, View
+from trader.agents.domain.view import Memory, ObservedMarket, ObservedStats, View
 from trader.agents.variants import VARIANTS, Variant
 from trader.core.money import ZERO, divide, from_number
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.account import Account, Position, Run, available_cash, equity
+from trader.exchange.domain.account import Account, Position, Run, equity
+from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.orders import ExitPlan, Side
 from trader.market.domain.indicators import Indicators, indicators
 from trader.market.domain.markets import INTERVALS, MARKETS, Candle, Interval
 
 NOW = datetime(2025, 1, 8, 14, 7, 30, tzinfo=UTC)
 FEE = Decimal("0.0005")
+RULES = ExchangeRules(dict(MARKETS), FEE, Decimal("0.0002"))
 LEVEL = {"BTC": 95_000.0, "ETH": 3_300.0, "SOL": 190.0}
 RISK_MAX = {
     VariantId.APEX: apex.RISK_MAX,
@@ -133,50 +137,21 @@ def account_of(rng: Random, shown: Mapping[str, ObservedMarket]) -> Account:
     )
 
 
-def seen(account: Account, shown: Mapping[str, ObservedMarket], drawdown: Decimal, stats: ObservedStats) -> View:
+def seen(
+    account: Account, shown: Mapping[str, ObservedMarket], drawdown: Decimal, stats: ObservedStats
+) -> tuple[View, RiskContext]:
+    """What an agent sees of an account, by the assembler of the real views, and what the guard judges by."""
     marks = {symbol: market.price for symbol, market in shown.items()}
     worth = equity(account, marks)
-    return View(
-        at=NOW,
-        account=ObservedAccount(
-            initial_capital=account.run.initial_capital,
-            equity=worth,
-            cash=account.cash,
-            available_cash=available_cash(account, marks),
-            margin=account.margin,
-            exposure=sum((held.quantity * marks[held.symbol] for held in account.positions.values()), ZERO),
-            day_opening_equity=worth,
-            peak_equity=worth,
-            drawdown_percent=drawdown,
-            day_loss_percent=ZERO,
-            taker_fee_rate=FEE,
-        ),
-        positions=tuple(_position(held, marks[held.symbol]) for held in account.positions.values()),
-        trades=(),
-        stats=stats,
-        markets=shown,
-    )
-
-
-def _position(held: Position, mark: Decimal) -> ObservedPosition:
-    return ObservedPosition(
-        symbol=held.symbol,
-        side=held.side,
-        quantity=held.quantity,
-        entry_price=held.entry_price,
-        mark=mark,
-        notional=held.quantity * mark,
-        margin=held.margin,
-        leverage=held.leverage,
-        unrealized=held.unrealized(mark),
-        fees=ZERO,
-        funding=ZERO,
-        risk=held.risk,
-        liquidation_price=None,
-        exit_plan=held.exit_plan,
-        confidence=None,
-        opened_at=held.opened_at,
-    )
+    history = RunHistory(
+        run_id=account.run.id, sequence=0, hour=NOW, trades=(), stats=stats, actions={},
+        peak=divide(100 * worth, 100 - drawdown), day_opening=worth,
+    )  # fmt: skip
+    leverage_max = {symbol: market.leverage_max for symbol, market in shown.items()}
+    quoted_at = dict.fromkeys(shown, NOW)
+    context = history.risk_context(account, None, NOW, marks=marks, quoted_at=quoted_at, leverage_max=leverage_max)
+    view = history.view(context, shown, RULES, stats=stats, memory=Memory(), cadence=CYCLE, restriction=None)
+    return view, context
 
 
 def record(rng: Random) -> ObservedStats:
@@ -187,29 +162,6 @@ def record(rng: Random) -> ObservedStats:
         average_win=rng.choice([None, Decimal("0.01"), Decimal(50)]),
         average_loss=rng.choice([None, ZERO, Decimal("0.01"), Decimal(40)]),
     )
-
-
-def judged(decision: Decision, account: Account, shown: View, variant: VariantId) -> object:
-    """Return the verdict of the guard."""
-    context = RiskContext(
-        now=NOW,
-        account=account,
-        marks={symbol: market.price for symbol, market in shown.markets.items()},
-        quoted_at=dict.fromkeys(shown.markets, NOW),
-        leverage_max={symbol: market.leverage_max for symbol, market in shown.markets.items()},
-        day_opening_equity=shown.account.day_opening_equity,
-        day_lowest_equity=None,
-        last_trades={},
-    )
-    match decision:
-        case CreatePosition():
-            return judge_opening(decision, decision.symbol, context, VARIANTS[variant].limits)
-        case ClosePosition():
-            return judge_closing(decision, decision.symbol, context)
-        case UpdateExitPlan():
-            return judge_plan(decision, decision.symbol, context, VARIANTS[variant].limits)
-        case _:
-            return None
 
 
 @given(st.integers(0, 2**64))
@@ -240,7 +192,7 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
     rng = Random(seed)
     markets = {symbol: priced(rng, symbol) for symbol in DEFAULT_MARKETS}
     account = account_of(rng, markets)
-    shown = seen(account, markets, from_number(rng.choice([0.0, rng.uniform(0, 100)])), record(rng))
+    shown, context = seen(account, markets, from_number(rng.choice([0.0, rng.uniform(0, 99)])), record(rng))
     for variant, definition in VARIANTS.items():
         decisions = definition.agent().decide(shown)
         assert decisions == definition.agent().decide(shown)
@@ -259,8 +211,9 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
         for decision in decisions:
             encoded = msgspec.json.encode(decision)
             assert msgspec.json.decode(encoded, type=TOOLS[TOOL_NAMES[type(decision)]]) == decision
-            verdict = judged(decision, account, shown, variant)
-            assert not isinstance(verdict, GuardRefusal), verdict
+            if isinstance(decision, CreatePosition | ClosePosition | UpdateExitPlan):
+                verdict = judge(decision, decision.symbol, context, definition.limits)
+                assert not isinstance(verdict, GuardRefusal), verdict
             kinds[variant, type(decision)] += 1
             if isinstance(decision, CreatePosition):
                 exposure, cash = _opened(decision, shown, variant, exposure, cash)
@@ -312,9 +265,8 @@ def test_every_agent_finds_trades_in_real_markets() -> None:
     entered: Counter[VariantId] = Counter()
     for index in asked:
         at = history["BTC"][index].open_time
-        shown = seen(
-            empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in DEFAULT_MARKETS}, ZERO, ObservedStats()
-        )
+        markets = {symbol: _shown(symbol, candles[symbol], at) for symbol in DEFAULT_MARKETS}
+        shown, _ = seen(empty, markets, ZERO, ObservedStats())
         for variant, definition in VARIANTS.items():
             entered[variant] += len(definition.agent().decide(shown)) > 1
     for variant in VariantId:

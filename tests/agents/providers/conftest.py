@@ -13,22 +13,27 @@ from trader.settings.forms import Secret
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
+def timer() -> Timer:
+    return Timer()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
     server = FakeServer()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.handle)
     async with TestServer(app) as running:
-        yield server, str(running.make_url("/v1"))
+        server.url = str(running.make_url("/v1"))
+        yield server
 
 
 @pytest.fixture
-async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
+async def client_of(server: FakeServer, timer: Timer) -> AsyncIterator[MakeClient]:
     made: list[ProviderClient] = []
 
-    def make(*keys: str, timer: Timer | None = None, limit_s: float = 5.0) -> ProviderClient:
-        timer = timer or Timer()
+    def make(*keys: str, limit_s: float = 5.0) -> ProviderClient:
         client = ProviderClient(
-            ProviderDefinition(name="fake", base_url=fake[1]),
+            ProviderDefinition(name="fake", base_url=server.url),
             ProviderAccess([Secret(key) for key in keys]),
             AttemptTiming(limit_s, 0.001, timer, timer.sleep),
         )

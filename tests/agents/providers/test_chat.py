@@ -33,8 +33,7 @@ from trader.core.errors import ProviderError, ProviderTimeout
 from trader.settings.forms import Secret
 
 
-async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    server, _ = fake
+async def test_request_and_answer(server: FakeServer, client_of: MakeClient) -> None:
     server.script = [answering(200, completion({**held(), "reasoning": "thought"}, usage={
         "prompt_tokens": 7, "completion_tokens": 3, "cost": 0.00125,
     }))]  # fmt: skip
@@ -57,36 +56,35 @@ async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeC
     assert decode(answer.calls[0]) == Holding(reason="calm")
 
 
-async def test_the_duration_is_real_time_with_all_attempts(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_the_duration_is_real_time_with_all_attempts(server: FakeServer, client_of: MakeClient) -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.05)  # part of the duration that is measured
         return await OK(request)
 
-    fake[0].script = [answering(500), slow]
+    server.script = [answering(500), slow]
     answer = await client_of(KEYS[0]).answer(TURN)
     assert answer.duration_ms is not None
     assert 50 <= answer.duration_ms < 5_000
 
 
-async def test_keys_are_used_in_turn(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_keys_are_used_in_turn(server: FakeServer, client_of: MakeClient) -> None:
     client = client_of(*KEYS)
     numbers = [(await client.answer(TURN)).key_number for _ in range(4)]
     assert numbers == [1, 2, 3, 1]
-    assert fake[0].keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
+    assert server.keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
 
 
-async def test_no_key_sends_no_credentials(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_no_key_sends_no_credentials(server: FakeServer, client_of: MakeClient) -> None:
     answer = await client_of().answer(TURN)
     assert answer.key_number is None
-    assert fake[0].keys == [""]
+    assert server.keys == [""]
 
 
 async def test_a_rate_limit_puts_a_key_into_cooldown_for_its_retry_after(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, timer: Timer, client_of: MakeClient
 ) -> None:
-    server, timer = fake[0], Timer()
     server.by_key[KEYS[0]] = answering(429, {"error": {"message": "slow"}}, Retry_After="120")
-    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    client = client_of(KEYS[0], KEYS[1])
     assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
     assert server.keys == [KEYS[0], KEYS[1], KEYS[1], KEYS[1]]
     timer.now += 119
@@ -97,10 +95,9 @@ async def test_a_rate_limit_puts_a_key_into_cooldown_for_its_retry_after(
     assert (await client.answer(TURN)).key_number == 1
 
 
-async def test_cooldowns_double_without_retry_after(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    server, timer = fake[0], Timer()
+async def test_cooldowns_double_without_retry_after(server: FakeServer, timer: Timer, client_of: MakeClient) -> None:
     server.script = [answering(429)]
-    client = client_of(KEYS[0], timer=timer)
+    client = client_of(KEYS[0])
     for rest_s in (30, 60, 120, 240, 480, 600, 600):
         with pytest.raises(ProviderError, match=rf"key 1 is rate-limited \(429\) and is in cooldown for {rest_s} s"):
             await client.answer(TURN)
@@ -140,17 +137,14 @@ async def test_cooldowns_double_without_retry_after(fake: tuple[FakeServer, str]
     ],
 )
 async def test_retry_after_forms(
-    fake: tuple[FakeServer, str], client_of: MakeClient, headers: dict[str, str], rest_s: int
+    server: FakeServer, client_of: MakeClient, headers: dict[str, str], rest_s: int
 ) -> None:
-    fake[0].script = [answering(429, **headers)]
+    server.script = [answering(429, **headers)]
     with pytest.raises(ProviderError, match=f"cooldown for {rest_s} s"):
         await client_of(KEYS[0]).answer(TURN)
 
 
-async def test_zero_second_cooldowns_do_not_exhaust_the_retries(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    server = fake[0]
+async def test_zero_second_cooldowns_do_not_exhaust_the_retries(server: FakeServer, client_of: MakeClient) -> None:
     server.script = [answering(429, Retry_After="0")]
     client = client_of(KEYS[0], KEYS[1])
     for calls in (2, 4):
@@ -161,12 +155,11 @@ async def test_zero_second_cooldowns_do_not_exhaust_the_retries(
 
 
 async def test_refused_keys_are_used_again_after_ten_minutes(
-    fake: tuple[FakeServer, str], client_of: MakeClient, caplog: pytest.LogCaptureFixture
+    server: FakeServer, timer: Timer, client_of: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, timer = fake[0], Timer()
     server.by_key[KEYS[0]] = answering(401, {"error": {"message": f"Incorrect API key provided: {KEYS[0]}"}})
     server.by_key[KEYS[1]] = answering(403, {"error": {"message": "This API key has been disabled"}})
-    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    client = client_of(KEYS[0], KEYS[1])
     with caplog.at_level(logging.DEBUG), pytest.raises(ProviderError) as caught:
         await client.answer(TURN)
     assert str(caught.value) == (
@@ -186,34 +179,29 @@ async def test_refused_keys_are_used_again_after_ten_minutes(
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 529, 408])
-async def test_server_failures_are_tried_on_another_key(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int
-) -> None:
-    server = fake[0]
+async def test_server_failures_are_tried_on_another_key(server: FakeServer, client_of: MakeClient, status: int) -> None:
     server.script = [answering(status), answering(status), answering(status), OK]
     answer = await client_of(*KEYS).answer(TURN)
     assert answer.key_number == 1
     assert server.keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
 
 
-async def test_another_key_is_tried_despite_concurrent_requests(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    fake[0].by_key[KEYS[0]] = answering(500)
+async def test_another_key_is_tried_despite_concurrent_requests(server: FakeServer, client_of: MakeClient) -> None:
+    server.by_key[KEYS[0]] = answering(500)
     client = client_of(KEYS[0], KEYS[1])
     answers = await asyncio.gather(client.answer(TURN), client.answer(TURN))
     assert [answer.key_number for answer in answers] == [2, 2]
-    assert fake[0].keys.count(KEYS[0]) == 1, "it is not asked again while there is another"
+    assert server.keys.count(KEYS[0]) == 1, "it is not asked again while there is another"
 
 
-async def test_gives_up_after_three_retries(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    fake[0].script = [answering(500)]
+async def test_gives_up_after_three_retries(server: FakeServer, client_of: MakeClient) -> None:
+    server.script = [answering(500)]
     with pytest.raises(ProviderError, match="fake answered 500; gave up after 4 attempts"):
         await client_of(KEYS[0]).answer(TURN)
-    assert len(fake[0].keys) == 4
+    assert len(server.keys) == 4
 
 
-async def test_a_slow_answer_is_not_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_a_slow_answer_is_not_retried(server: FakeServer, client_of: MakeClient) -> None:
     async def drip(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -222,11 +210,11 @@ async def test_a_slow_answer_is_not_retried(fake: tuple[FakeServer, str], client
             await asyncio.sleep(0.02)  # a provider that is never silent for long
         return response
 
-    fake[0].script = [drip, OK]
+    server.script = [drip, OK]
     client = client_of(KEYS[0], limit_s=0.2)
     with pytest.raises(ProviderTimeout, match=r"fake did not answer within 0\.2 s") as caught:
         await client.answer(TURN)
-    assert len(fake[0].keys) == 1, "with the same view it would be older still"
+    assert len(server.keys) == 1, "with the same view it would be older still"
     assert caught.value.unmetered_attempts == client.usage.unmetered_attempts == 1
     assert client.usage.attempts == {"timed_out": 1}
 
@@ -255,22 +243,22 @@ def broken_off(code: int) -> dict[str, Any]:
     ],
 )
 async def test_unusable_answers_with_status_200(
-    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
+    server: FakeServer, client_of: MakeClient, reply: Reply, reason: str
 ) -> None:
-    fake[0].script = [reply]
+    server.script = [reply]
     with pytest.raises(ProviderError, match=reason):
         await client_of(KEYS[0]).answer(TURN)
-    assert len(fake[0].keys) == 4
-    fake[0].script = [reply, OK]
+    assert len(server.keys) == 4
+    server.script = [reply, OK]
     assert (await client_of(KEYS[0]).answer(TURN)).calls
 
 
-async def test_client_errors_are_reported_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    fake[0].script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
+async def test_client_errors_are_reported_without_the_key(server: FakeServer, client_of: MakeClient) -> None:
+    server.script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
     with pytest.raises(ProviderError, match=r"fake answered 400: .*bad model") as caught:
         await client_of(KEYS[0]).answer(TURN)
     assert KEYS[0] not in str(caught.value)
-    assert len(fake[0].keys) == 1, "a request that is wrong stays wrong"
+    assert len(server.keys) == 1, "a request that is wrong stays wrong"
 
 
 def refusing(field: str) -> Reply:
@@ -312,11 +300,15 @@ def by_model(**replies: Reply) -> Reply:
     ],
 )
 async def test_a_key_out_of_credit_is_reported_and_probed(
-    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, error: object, caplog: pytest.LogCaptureFixture
+    server: FakeServer,
+    timer: Timer,
+    client_of: MakeClient,
+    status: int,
+    error: object,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server, timer = fake[0], Timer()
     server.script = [answering(status, {"error": error}, Retry_After="1")]
-    client = client_of(KEYS[0], timer=timer)
+    client = client_of(KEYS[0])
     for turn in (TURN, TWO):
         with pytest.raises(
             ProviderError, match=rf"key 1 is out of credit \({status}: .*\) and is in cooldown for 600 s"
@@ -332,11 +324,10 @@ async def test_a_key_out_of_credit_is_reported_and_probed(
 
 
 async def test_failing_models_are_no_outage_while_another_gets_answers(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, timer: Timer, client_of: MakeClient
 ) -> None:
-    timer = Timer()
-    fake[0].script = [by_model(one=answering(400), two=OK)]
-    client = client_of(KEYS[0], timer=timer)
+    server.script = [by_model(one=answering(400), two=OK)]
+    client = client_of(KEYS[0])
     await client.answer(TWO)
     for number in range(FAILED_TURNS_MAX):
         other = msgspec.structs.replace(MODEL, id=f"failing-{number}")
@@ -348,10 +339,9 @@ async def test_failing_models_are_no_outage_while_another_gets_answers(
 
 
 async def test_an_outage_is_reported_until_the_provider_answers(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, timer: Timer, client_of: MakeClient
 ) -> None:
-    server, timer = fake[0], Timer()
-    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    client = client_of(KEYS[0], KEYS[1])
     server.by_key[KEYS[0]] = answering(402)
     await client.answer(TURN)
     assert client.outage() is None, "the other key is accepted"
@@ -375,19 +365,18 @@ async def test_an_outage_is_reported_until_the_provider_answers(
 
 
 async def test_zero_second_cooldowns_are_waited_out_a_few_times(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, timer: Timer, client_of: MakeClient
 ) -> None:
-    server, timer = fake[0], Timer()
     server.script = [answering(429, None, Retry_After="0")]
     began = timer.now
     with pytest.raises(ProviderError, match="cooldown for 0 s"):
-        await client_of(KEYS[0], timer=timer).answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
+        await client_of(KEYS[0]).answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
     assert timer.now == began + 20
     assert len(server.keys) == 6, "at once, and after 1, 2, 4, 8 and the last 5 seconds"
 
 
-async def test_attempts_with_unreported_tokens_are_counted(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    server, client = fake[0], client_of(KEYS[0])
+async def test_attempts_with_unreported_tokens_are_counted(server: FakeServer, client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
     server.script = [answering(502), answering(200, {}), answering(429, None, Retry_After="0"), OK]
     answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
     assert (answer.input_tokens, answer.unmetered_attempts) == (100, 2), "a rate limit costs nothing"
@@ -404,9 +393,7 @@ async def test_attempts_with_unreported_tokens_are_counted(fake: tuple[FakeServe
 # --- fields of requests ----------------------------------------------------------------------------------------------
 
 
-async def test_a_models_own_fields_are_merged_into_every_request(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
+async def test_a_models_own_fields_are_merged_into_every_request(server: FakeServer, client_of: MakeClient) -> None:
     own = {
         "reasoning_effort": "none", "provider": {"order": ["a"], "allow_fallbacks": False}, "temperature": None,
         "max_completion_tokens": 500,
@@ -414,17 +401,17 @@ async def test_a_models_own_fields_are_merged_into_every_request(
     model = msgspec.structs.replace(MODEL, configuration=ModelConfiguration(request=own))
     client = client_of(KEYS[0])
     await client.answer(msgspec.structs.replace(TURN, model=model))
-    body = fake[0].bodies[0]
+    body = server.bodies[0]
     assert (body["reasoning_effort"], body["provider"]) == ("none", own["provider"])
     assert body["tool_choice"] == "auto"
     assert not {"temperature", "max_tokens"} & body.keys(), "null drops a default, and one limit is enough"
     assert body["max_completion_tokens"] == TURN.answer_tokens_max, "its value is the turn's limit, where it is 500"
     await client.answer(TURN)
-    assert fake[0].bodies[1].keys() >= {"temperature", "max_tokens"}, "they are this model's only"
+    assert server.bodies[1].keys() >= {"temperature", "max_tokens"}, "they are this model's only"
 
 
-async def test_a_field_that_a_model_refuses_is_omitted(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    server, client = fake[0], client_of(KEYS[0])
+async def test_a_field_that_a_model_refuses_is_omitted(server: FakeServer, client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
     server.script = [refusing("temperature")]
     assert (await client.answer(TURN)).calls
     assert ["temperature" in body for body in server.bodies] == [True, False]
@@ -440,10 +427,9 @@ async def test_a_field_that_a_model_refuses_is_omitted(fake: tuple[FakeServer, s
 
 
 async def test_a_field_that_was_refused_is_sent_again_after_an_hour(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, timer: Timer, client_of: MakeClient
 ) -> None:
-    server, timer = fake[0], Timer()
-    client = client_of(KEYS[0], timer=timer)
+    client = client_of(KEYS[0])
     server.script = [refusing("temperature")]
     for wait_s, sent in ((0, [True, False]), (3599, [False]), (1, [True, False]), (3599, [False])):
         timer.now += wait_s
@@ -457,12 +443,12 @@ async def test_a_field_that_was_refused_is_sent_again_after_an_hour(
     assert ("temperature" in server.bodies[-1], client.left_out(MODEL)) == (True, set())
 
 
-async def test_the_limit_of_an_answer_is_never_left_out(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_the_limit_of_an_answer_is_never_left_out(server: FakeServer, client_of: MakeClient) -> None:
     said = {"message": "'max_tokens' or 'max_completion_tokens' must not be below the budget of 'reasoning'."}
-    fake[0].script = [answering(400, {"error": said})]
+    server.script = [answering(400, {"error": said})]
     with pytest.raises(ProviderError, match="fake answered 400"):
         await client_of(KEYS[0]).answer(TURN)
-    assert all(body.keys() & {"max_tokens", "max_completion_tokens"} for body in fake[0].bodies)
+    assert all(body.keys() & {"max_tokens", "max_completion_tokens"} for body in server.bodies)
 
 
 @pytest.mark.parametrize(
@@ -474,60 +460,58 @@ async def test_the_limit_of_an_answer_is_never_left_out(fake: tuple[FakeServer, 
     ],
 )
 async def test_a_thinking_budget_leaves_room_for_the_answer(
-    fake: tuple[FakeServer, str], client_of: MakeClient, own: dict[str, Any]
+    server: FakeServer, client_of: MakeClient, own: dict[str, Any]
 ) -> None:
     model, client = msgspec.structs.replace(MODEL, configuration=ModelConfiguration(request=own)), client_of(KEYS[0])
     for limit in (3000, 2256, 1800):
         await client.answer(msgspec.structs.replace(TURN, model=model, answer_tokens_max=limit))
-    assert [thinking_budget(body) for body in fake[0].bodies] == [2000, 2000, 1544]
+    assert [thinking_budget(body) for body in server.bodies] == [2000, 2000, 1544]
 
 
 async def test_concurrent_requests_are_all_retried_without_a_refused_field(
-    fake: tuple[FakeServer, str], client_of: MakeClient
+    server: FakeServer, client_of: MakeClient
 ) -> None:
-    fake[0].script = [refusing("temperature")]
+    server.script = [refusing("temperature")]
     client = client_of(KEYS[0])
     answers = await asyncio.gather(*(client.answer(TURN) for _ in range(4)))
     assert all(answer.calls for answer in answers)
-    assert len(fake[0].bodies) == 8, "each was told, and asked again without it"
+    assert len(server.bodies) == 8, "each was told, and asked again without it"
 
 
-async def test_a_refused_mandatory_or_omitted_field_is_an_error(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
+async def test_a_refused_mandatory_or_omitted_field_is_an_error(server: FakeServer, client_of: MakeClient) -> None:
     for field, asked in (("messages", 1), ("temperature", 2)):
-        fake[0].keys.clear()
+        server.keys.clear()
         error = {"message": "no", "code": "unsupported_parameter", "param": field}
-        fake[0].script = [answering(400, {"error": error})]
+        server.script = [answering(400, {"error": error})]
         with pytest.raises(ProviderError, match="fake answered 400"):
             await client_of(KEYS[0]).answer(TURN)
-        assert len(fake[0].keys) == asked
+        assert len(server.keys) == asked
 
 
-async def test_unusable_answers_are_kept_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_unusable_answers_are_kept_without_the_key(server: FakeServer, client_of: MakeClient) -> None:
     html = f"<html>{KEYS[0]}{'x' * 20_000}".encode()
     for reply, said in (
         (raw_answer(html, "text/html"), "<html>***" + "x" * 16_375),
         (answering(429, {"error": "slow"}), '{"error": "slow"}'),
         (answering(400, {"error": f"no {KEYS[0]}"}), '{"error": "no ***"}'),
     ):
-        fake[0].script = [reply]
+        server.script = [reply]
         with pytest.raises(ProviderError) as caught:
             await client_of(KEYS[0]).answer(TURN)
         assert caught.value.raw == said
 
 
-async def test_redirects_are_not_followed(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    fake[0].script = [answering(302, None, Location="http://127.0.0.1:1/")]
+async def test_redirects_are_not_followed(server: FakeServer, client_of: MakeClient) -> None:
+    server.script = [answering(302, None, Location="http://127.0.0.1:1/")]
     with pytest.raises(ProviderError, match="answered 302"):
         await client_of(KEYS[0]).answer(TURN)
 
 
-async def test_huge_answers_are_bounded(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    fake[0].script = [raw_answer(b" " * (ANSWER_BYTES_MAX + 1))]
+async def test_huge_answers_are_bounded(server: FakeServer, client_of: MakeClient) -> None:
+    server.script = [raw_answer(b" " * (ANSWER_BYTES_MAX + 1))]
     with pytest.raises(ProviderError, match="more than 4 MiB"):
         await client_of(KEYS[0]).answer(TURN)
-    assert len(fake[0].keys) == 1
+    assert len(server.keys) == 1
 
 
 async def test_unreachable_server() -> None:
@@ -542,7 +526,7 @@ async def test_unreachable_server() -> None:
     await client.close()
 
 
-async def test_cancellation_passes_through(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_cancellation_passes_through(server: FakeServer, client_of: MakeClient) -> None:
     asked = asyncio.Event()
 
     async def hang(_: web.Request) -> web.StreamResponse:
@@ -550,7 +534,7 @@ async def test_cancellation_passes_through(fake: tuple[FakeServer, str], client_
         await asyncio.Event().wait()
         raise AssertionError
 
-    fake[0].script = [hang]
+    server.script = [hang]
     task = asyncio.create_task(client_of(KEYS[0]).answer(TURN))
     await asked.wait()
     task.cancel()

@@ -262,11 +262,6 @@ Serve = Callable[[Way, list[Reply]], Awaitable[tuple[ProviderClient, list[str]]]
 
 
 @pytest.fixture
-def timer() -> Timer:
-    return Timer()
-
-
-@pytest.fixture
 async def serve(timer: Timer) -> AsyncIterator[Serve]:
     """Start a server and a client with one key.
 

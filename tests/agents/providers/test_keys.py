@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from support.chat_server import MODEL
+from support.chat_server import MODEL, Timer
 
+from trader.agents.domain.models import Model
 from trader.agents.providers.keys import (
     KEY_REFUSED,
     MODEL_REFUSED,
@@ -14,6 +15,7 @@ from trader.agents.providers.keys import (
     OVERLOADED,
     RATE_LIMITED,
     UNAFFORDABLE,
+    Key,
     KeyRefusal,
     KeyRing,
 )
@@ -23,8 +25,8 @@ KEY = "sk-live-4f9a8b7c6d5e"
 TWO = replace(MODEL, id="n", router_model_name="lab/two")
 
 
-def ring(*keys: str) -> KeyRing:
-    return KeyRing("fake", [Secret(key) for key in keys], lambda: 0.0)
+def ring(*keys: str, timer: Timer | None = None) -> KeyRing:
+    return KeyRing("fake", [Secret(key) for key in keys], timer or Timer())
 
 
 def escaped(text: str) -> str:
@@ -57,84 +59,75 @@ def test_no_key_remains_after_scrubbing(said: str) -> None:
     assert "***" in scrubbed
 
 
-def test_a_burst_of_rate_limits_is_one_cooldown() -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take(MODEL)
+def refuse(
+    keys: KeyRing, model: Model, refusal: KeyRefusal, retry_after_s: float | None = None, *, times: int = 1
+) -> Key:
+    """Take a key for a model, and refuse its requests."""
+    key = keys.take(model)
     assert key is not None
-    for _ in range(8):  # as when many runs ask concurrently
-        keys.cool_down(key, MODEL, RATE_LIMITED, "429")
+    for _ in range(times):
+        keys.cool_down(key, model, refusal, "why", retry_after_s)
+    return key
+
+
+def test_a_burst_of_rate_limits_is_one_cooldown(timer: Timer) -> None:
+    keys = ring(KEY, timer=timer)
+    key = refuse(keys, MODEL, RATE_LIMITED, times=8)  # as when many runs ask concurrently
     assert keys.usage.cooldowns == {"rate_limited": 1}
-    now = 29.9
+    timer.now += 29.75
     assert keys.take(MODEL) is None
-    now = 30.0
-    assert keys.take(MODEL) is key
-    keys.cool_down(key, MODEL, RATE_LIMITED, "429")
-    now = 89.9
-    assert keys.take(MODEL) is None, "the next one in a row is twice as long"
-    now = 90.0
+    timer.now += 0.25
     assert keys.take(MODEL) is key
 
 
-def test_a_later_refusal_can_extend_a_cooldown() -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, RATE_LIMITED, "429", 10)
+def test_a_later_refusal_can_extend_a_cooldown(timer: Timer) -> None:
+    keys = ring(KEY, timer=timer)
+    key = refuse(keys, MODEL, RATE_LIMITED, 10)
     keys.cool_down(key, MODEL, RATE_LIMITED, "429", 20)
-    now = 19.9
+    timer.now += 19.75
     assert keys.take(MODEL) is None
-    assert keys.free_in_s(MODEL) == pytest.approx(0.1)
+    assert keys.free_in_s(MODEL) == 0.25
 
 
 @pytest.mark.parametrize("refusal", [RATE_LIMITED, MODEL_REFUSED, OVERLOADED])
 def test_a_refusal_about_a_model_leaves_the_key_usable_for_others(refusal: KeyRefusal) -> None:
     keys = ring(KEY)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, refusal, "429", 10)
+    key = refuse(keys, MODEL, refusal, 10)
     assert keys.take(MODEL) is None
     assert keys.take(TWO) is key
     assert (keys.free_in_s(MODEL), keys.free_in_s(TWO)) == (10, 0)
 
 
 def test_a_refusal_about_one_models_requests_leaves_the_key_usable_for_its_namesakes() -> None:
-    keys, namesake = ring(KEY), replace(MODEL, id="n")
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, UNAFFORDABLE, "402", 10)
-    assert (keys.free_in_s(MODEL), keys.free_in_s(namesake), keys.free_in_s(TWO)) == (10, 0, 0)
+    keys = ring(KEY)
+    refuse(keys, MODEL, UNAFFORDABLE, 10)
+    assert [keys.free_in_s(model) for model in (MODEL, replace(MODEL, id="n"), TWO)] == [10, 0, 0]
 
 
 @pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])
-def test_a_model_that_a_key_refused_retries_after_its_own_cooldown(refusal: KeyRefusal) -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+def test_a_model_that_a_key_refused_retries_after_its_own_cooldown(timer: Timer, refusal: KeyRefusal) -> None:
+    keys = ring(KEY, timer=timer)
     for rest_s in (600, 1200, 2400, 3600, 3600):
         key = keys.take(TWO)
         assert key is not None, "another model is never in cooldown for it"
         keys.accepted(key, TWO)
-        assert keys.take(MODEL) is key, "it is tried again"
-        keys.cool_down(key, MODEL, refusal, "402", 5)
+        assert refuse(keys, MODEL, refusal, 5) is key, "it is tried again"
         assert keys.take(MODEL) is None
         assert keys.free_in_s(MODEL) == rest_s, "whatever a Retry-After says"
         assert (keys.in_cooldown(), keys.outage()) == ({}, None), "it answers another model"
-        now += rest_s
+        timer.now += rest_s
     key = keys.take(MODEL)
     assert key is not None
     keys.accepted(key, MODEL)
     keys.cool_down(key, MODEL, refusal, "402")
-    now += 600
+    timer.now += 600
     assert keys.take(MODEL) is key, "an answer resets it"
 
 
 @pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])
 def test_a_refusal_counts_for_the_whole_key_until_any_model_is_answered(refusal: KeyRefusal) -> None:
     keys = ring(KEY)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, refusal, "why")
+    key = refuse(keys, MODEL, refusal)
     assert keys.in_cooldown() == {"key 1": f"{refusal.words} (why)"}
     assert keys.outage() == f"key 1 {refusal.words} (why)"
     assert keys.take(TWO) is key
@@ -144,62 +137,39 @@ def test_a_refusal_counts_for_the_whole_key_until_any_model_is_answered(refusal:
 
 
 @pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])
-def test_an_answer_to_a_refused_model_ends_the_cooldowns_of_the_others(refusal: KeyRefusal) -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, refusal, "why")
-    now += 300
+def test_an_answer_to_a_refused_model_ends_the_cooldowns_of_the_others(timer: Timer, refusal: KeyRefusal) -> None:
+    keys = ring(KEY, timer=timer)
+    key = refuse(keys, MODEL, refusal)
+    timer.now += 300
     keys.cool_down(key, TWO, refusal, "why")
-    now += 300
+    timer.now += 300
     assert keys.take(MODEL) is key
     keys.accepted(key, MODEL)
     assert keys.free_in_s(TWO) == 0
 
 
-def test_an_account_that_answers_nobody_is_probed_once_a_minute() -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+def test_an_account_that_answers_nobody_is_probed_once_a_minute(timer: Timer) -> None:
+    keys = ring(KEY, timer=timer)
     for model in (MODEL, TWO):
-        key = keys.take(model)
-        assert key is not None
-        keys.cool_down(key, model, OUT_OF_CREDIT, "402")
+        refuse(keys, model, OUT_OF_CREDIT)
     for _ in range(3):
-        now += 60
-        key = keys.take(TWO)
-        assert key is not None
-        keys.cool_down(key, TWO, OUT_OF_CREDIT, "402")
+        timer.now += 59.75
+        assert keys.take(TWO) is None
+        timer.now += 0.25
+        refuse(keys, TWO, OUT_OF_CREDIT)
         assert keys.take(MODEL) is None, "one probe at a time"
-
-
-def test_the_only_model_of_an_account_probes_it() -> None:
-    now = 0.0
-    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, OUT_OF_CREDIT, "402")
-    now = 59.9
-    assert keys.take(MODEL) is None
-    now = 60.0
-    assert keys.take(MODEL) is key
 
 
 def test_a_cooldown_that_began_during_a_request_stays() -> None:
     keys = ring(KEY)
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.cool_down(key, MODEL, RATE_LIMITED, "429", 120)
-    keys.accepted(key, MODEL)
+    keys.accepted(refuse(keys, MODEL, RATE_LIMITED, 120), MODEL)
     assert keys.free_in_s(MODEL) == 120
 
 
 def test_the_reason_states_the_state_of_each_key() -> None:
     keys = ring(KEY, "other-key-0001", "other-key-0002")
     for refusal in (RATE_LIMITED, OUT_OF_CREDIT, KEY_REFUSED):
-        key = keys.take(MODEL)
-        assert key is not None
-        keys.cool_down(key, MODEL, refusal, "why")
+        refuse(keys, MODEL, refusal)
     assert keys.unavailable_reason(MODEL) == (
         "fake cannot be asked for lab/one now: key 1 is rate-limited (why) and is in cooldown for 30 s; "
         "key 2 is out of credit (why) and is in cooldown for 600 s; "

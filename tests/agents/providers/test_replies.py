@@ -1,6 +1,7 @@
 """Parsing of chat-completions responses, regular and odd ones."""
 
 import threading
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
@@ -10,24 +11,30 @@ from support.chat_server import KEYS, OK, TURN, FakeServer, MakeClient, answerin
 
 from trader.agents.domain.conversation import ModelAnswer
 from trader.agents.domain.tools import BadCall, Holding, decode
-from trader.agents.providers.client import ProviderClient
 from trader.agents.providers.replies import decode_reply
 
-
-async def read(
-    fake: tuple[FakeServer, str], client: ProviderClient, message: dict[str, Any], **more: Any
-) -> ModelAnswer:
-    fake[0].script = [answering(200, completion(message, **more))]
-    return await client.answer(TURN)
+Read = Callable[..., Awaitable[ModelAnswer]]
 
 
-async def test_several_calls_are_read_even_malformed_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+@pytest.fixture
+def read(server: FakeServer, client_of: MakeClient) -> Read:
+    """Return the answer that a client reads in a message, with more fields of its completion."""
+    client = client_of(KEYS[0])
+
+    async def answer(message: dict[str, Any], **more: Any) -> ModelAnswer:
+        server.script = [answering(200, completion(message, **more))]
+        return await client.answer(TURN)
+
+    return answer
+
+
+async def test_several_calls_are_read_even_malformed_ones(read: Read) -> None:
     calls = [
         {"id": "a", "type": "function", "function": {"name": "fetchIndicators", "arguments": '{"symbol": "BTC"'}},
         {"function": {"name": "holding", "arguments": {"reason": "as an object"}}},
         {"id": "c", "function": {"name": "sellEverything", "arguments": None}},
     ]
-    answer = await read(fake, client_of(KEYS[0]), {"content": "text", "tool_calls": calls})
+    answer = await read({"content": "text", "tool_calls": calls})
     assert [call.id for call in answer.calls] == ["a", "call_1_2", "c"]
     assert isinstance(decode(answer.calls[0]), BadCall)
     assert decode(answer.calls[1]) == Holding(reason="as an object")
@@ -38,11 +45,11 @@ async def test_several_calls_are_read_even_malformed_ones(fake: tuple[FakeServer
     assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
 
 
-async def test_calls_are_sent_back_in_valid_form(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_calls_are_sent_back_in_valid_form(read: Read) -> None:
     names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
     calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
     calls += [{"id": 7, "function": {"name": "holding", "arguments": "{}"}}, {"function": {"name": None}}]
-    answer = await read(fake, client_of(KEYS[0]), {"tool_calls": calls}, model=7)
+    answer = await read({"tool_calls": calls}, model=7)
     ids = [call.id for call in answer.calls]
     assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5", "call_1_6"], "each result is told apart"
     assert [call.name for call in answer.calls] == [*names, "holding", ""], "as they came, for the record"
@@ -52,20 +59,18 @@ async def test_calls_are_sent_back_in_valid_form(fake: tuple[FakeServer, str], c
     assert answer.model == "lab/one", "an invalid name is None"
 
 
-async def test_a_truncated_or_refusing_answer_is_marked(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_a_truncated_or_refusing_answer_is_marked(server: FakeServer, client_of: MakeClient) -> None:
     client = client_of(KEYS[0])
     for reason, cut_by in (
         ("length", "length"), ("content_filter", "content_filter"), ("stop", None), (None, None), (["odd"], None),
     ):  # fmt: skip
         choice = {"finish_reason": reason, "message": {"content": None, "refusal": "I cannot help with that."}}
-        fake[0].script = [answering(200, {"choices": [choice]})]
+        server.script = [answering(200, {"choices": [choice]})]
         answer = await client.answer(TURN)
         assert (answer.cut_by, answer.text) == (cut_by, "I cannot help with that.")
 
 
-async def test_a_long_answer_is_parsed_in_a_thread(
-    fake: tuple[FakeServer, str], client_of: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_answer_is_parsed_in_a_thread(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[bool] = []
 
     def noting(content: bytes) -> object:
@@ -73,14 +78,13 @@ async def test_a_long_answer_is_parsed_in_a_thread(
         return decode_reply(content)
 
     monkeypatch.setattr("trader.agents.providers.client.decode_reply", noting)
-    client = client_of(KEYS[0])
     for size in (10, 200_000):
-        answer = await read(fake, client, {"content": "x" * size})
+        answer = await read({"content": "x" * size})
         assert answer.text == "x" * size
     assert readers == [True, False]
 
 
-async def test_messages_are_sent_back_unchanged(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_messages_are_sent_back_unchanged(server: FakeServer, client_of: MakeClient, read: Read) -> None:
     client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
     call = {
         "id": "a", "type": "function", "index": 0,
@@ -92,27 +96,24 @@ async def test_messages_are_sent_back_unchanged(fake: tuple[FakeServer, str], cl
         "reasoning_details": [{"index": huge}, msgspec.json.decode(deep)], "tool_calls": [call],
         "of_tomorrow": {"a": 1},
     }  # fmt: skip
-    answer = await read(fake, client, sent)
+    answer = await read(sent)
     assert decode(answer.calls[0]) == Holding(reason="x")
-    fake[0].script = [OK]
+    server.script = [OK]
     turn = msgspec.structs.replace(TURN, number=2, messages=[*TURN.messages, answer.message])
     assert (await client.answer(turn)).calls
-    assert fake[0].bodies[-1]["messages"][-1] == sent, "every field, null and empty ones too"
+    assert server.bodies[-1]["messages"][-1] == sent, "every field, null and empty ones too"
 
 
-async def test_a_message_without_reasoning_gets_none(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    answer = await read(fake, client_of(KEYS[0]), {"content": "", "tool_calls": held()["tool_calls"]})
+async def test_a_message_without_reasoning_gets_none(read: Read) -> None:
+    answer = await read({"content": "", "tool_calls": held()["tool_calls"]})
     assert answer.message == {"role": "assistant", "content": "", "tool_calls": held()["tool_calls"]}
 
 
-async def test_calls_beyond_the_limit_and_legacy_calls_are_detected(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
-    client = client_of(KEYS[0])
+async def test_calls_beyond_the_limit_and_legacy_calls_are_detected(read: Read) -> None:
     calls = [{"id": f"c{n}", "function": {"name": "holding", "arguments": "{}"}} for n in range(20)]
-    answer = await read(fake, client, {"tool_calls": calls})
+    answer = await read({"tool_calls": calls})
     assert (len(answer.calls), answer.calls_left_out, len(answer.message["tool_calls"])) == (16, 4, 16)
-    answer = await read(fake, client, {"content": None, "function_call": {"name": "holding", "arguments": "{}"}})
+    answer = await read({"content": None, "function_call": {"name": "holding", "arguments": "{}"}})
     assert answer.calls == ()
 
 
@@ -125,17 +126,14 @@ async def test_calls_beyond_the_limit_and_legacy_calls_are_detected(
         {"completion_tokens": 520, "completion_tokens_details": {"reasoning_tokens": 500}},
     ],
 )
-async def test_separately_counted_reasoning_tokens_are_output(
-    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any]
-) -> None:
-    answer = await read(fake, client_of(KEYS[0]), held(), usage={"prompt_tokens": 100, **usage})
+async def test_separately_counted_reasoning_tokens_are_output(read: Read, usage: dict[str, Any]) -> None:
+    answer = await read(held(), usage={"prompt_tokens": 100, **usage})
     assert (answer.input_tokens, answer.output_tokens) == (100, 520)
 
 
-async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    client = client_of(KEYS[0])
+async def test_missing_and_odd_usage(read: Read) -> None:
     for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
-        answer = await read(fake, client, held(), usage=usage)
+        answer = await read(held(), usage=usage)
         assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (None, None, None)
         assert answer.tokens_spent > 0, "the budget still counts"
 
@@ -152,18 +150,16 @@ async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: Ma
         ({"prompt_tokens_details": [1], "prompt_cache_hit_tokens": "many"}, None),
     ],
 )
-async def test_cached_tokens(
-    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cached: int | None
-) -> None:
-    answer = await read(fake, client_of(KEYS[0]), {"content": "x"}, usage={"prompt_tokens": 5_000, **usage})
+async def test_cached_tokens(read: Read, usage: dict[str, Any], cached: int | None) -> None:
+    answer = await read({"content": "x"}, usage={"prompt_tokens": 5_000, **usage})
     assert answer.cached_tokens == cached
 
 
 @pytest.mark.parametrize(
     "usage", [{"cache_write_tokens": 300}, {"prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 300}}]
 )
-async def test_cache_writes(fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any]) -> None:
-    answer = await read(fake, client_of(KEYS[0]), held(), usage={"prompt_tokens": 5_000, **usage})
+async def test_cache_writes(read: Read, usage: dict[str, Any]) -> None:
+    answer = await read(held(), usage={"prompt_tokens": 5_000, **usage})
     assert answer.cache_write_tokens == 300
 
 
@@ -179,16 +175,14 @@ async def test_cache_writes(fake: tuple[FakeServer, str], client_of: MakeClient,
         ({"cost": 0.95, "is_byok": True, "cost_details": []}, None),
     ],
 )
-async def test_the_cost_is_the_amount_paid_for_the_answer(
-    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cost: str | None
-) -> None:
-    answer = await read(fake, client_of(KEYS[0]), held(), usage=usage)
+async def test_the_cost_is_the_amount_paid_for_the_answer(read: Read, usage: dict[str, Any], cost: str | None) -> None:
+    answer = await read(held(), usage=usage)
     assert answer.cost_usd == (None if cost is None else Decimal(cost))
 
 
-async def test_text_in_parts_and_nul_characters(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_text_in_parts_and_nul_characters(read: Read) -> None:
     parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a\x00b"}, {"type": "text", "text": "c"}]
-    answer = await read(fake, client_of(KEYS[0]), {"content": parts, "reasoning_content": "x\x00"})
+    answer = await read({"content": parts, "reasoning_content": "x\x00"})
     assert answer.text == "abc"
     assert answer.message["reasoning_content"] == "x"
     assert answer.calls == ()
