@@ -179,11 +179,10 @@ async def html(_: web.Request) -> web.StreamResponse:
         (FakeTaapi.json({"data": "none"}), "an answer of an unknown form"),
         (FakeTaapi.json({"data": []}), "an answer without values"),
         (
-            FakeTaapi.json(
-                {"data": [item("macd", valueMACD="NaN"), item("mfi", value=True), item("cmf", value=10**400)]}
-            ),
+            FakeTaapi.json({"data": [item("macd", valueMACD="NaN"), item("mfi", value=True)]}),
             "an answer without values",
         ),
+        (FakeTaapi.json({"data": [item("cmf", value=10**400)]}), "an answer of an unknown form"),
         (FakeTaapi.json({"data": [], "more": " " * 300_000}), "more than 256 KiB"),
         (cut, "ServerDisconnectedError"),
         (hang, "no answer within 0.5 s"),

@@ -5,13 +5,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
-import orjson
 
 from trader.agents.domain.conversation import Turn, value_in
 from trader.agents.providers.keys import Key
+from trader.agents.providers.refusals import decoded
 from trader.agents.providers.replies import estimated_count
 from trader.core.errors import ProviderError
 
@@ -106,14 +106,20 @@ def retry_after_of(status: int, headers: Mapping[str, str], content: bytes) -> f
     limit also in the reset of the limit that has nothing left, in headers that OpenRouter repeats in its error. Times
     are relative to the answer's own Date.
     """
-    error = _decoded(content)
+    answer = decoded(content)
+    answer = answer[0] if isinstance(answer, list) and answer else answer  # as Gemini's streams send it
+    details, repeated = value_in(answer, "error", "details"), value_in(answer, "error", "metadata", "headers")
+    delays = [value_in(each, "retryDelay") for each in details] if isinstance(details, list) else []
     asked = [
         _seconds(headers.get("retry-after-ms", "") + "ms", headers),
         _seconds(headers.get("Retry-After", ""), headers),
-        *(_seconds(delay, headers) for delay in _retry_delays(error)),
+        *(_seconds(delay, headers) for delay in delays if isinstance(delay, str)),
     ]
     if status == 429:
-        asked += [_seconds(reset, headers) for reset in _resets({**_repeated_headers(error), **headers})]
+        asked += [
+            _seconds(reset, headers)
+            for reset in _resets({**(repeated if isinstance(repeated, dict) else {}), **headers})
+        ]
     return next((seconds for seconds in asked if seconds is not None), None)
 
 
@@ -144,24 +150,3 @@ def _seconds(value: str, headers: Mapping[str, str]) -> float | None:
         except (KeyError, TypeError, ValueError):
             return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _decoded(content: bytes) -> Any:
-    """Return the error in an answer; None if there is none."""
-    try:
-        answer = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None
-    answer = answer[0] if isinstance(answer, list) and answer else answer  # as Gemini's streams send it
-    return value_in(answer, "error")
-
-
-def _retry_delays(error: Any) -> list[str]:
-    details = value_in(error, "details")
-    found = [value_in(each, "retryDelay") for each in details] if isinstance(details, list) else []
-    return [each for each in found if isinstance(each, str)]
-
-
-def _repeated_headers(error: Any) -> dict[str, str]:
-    headers = value_in(error, "metadata", "headers")
-    return headers if isinstance(headers, dict) else {}

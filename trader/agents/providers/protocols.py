@@ -235,7 +235,7 @@ def _add_call(calls: list[Body], part: Body, added: _CallDelta) -> None:
         at_index = [call for call in calls[-CALLS_OPEN_MAX:] if call["index"] == index is not None]
         is_first = function.name and index is not None and calls and calls[-1]["index"] is not None
         continued = at_index or ([] if is_first else calls)
-    is_whole = continued and (text or "").lstrip().startswith("{") and _is_json(continued[-1]["function"]["arguments"])
+    is_whole = continued and (text or "").lstrip().startswith("{") and is_json(continued[-1]["function"]["arguments"])
     if is_whole and continued[-1]["function"]["arguments"] == "{}" and not function.name:
         continued[-1]["function"]["arguments"] = ""  # it only stood for arguments that follow
     elif not continued or is_whole:
@@ -288,10 +288,11 @@ def events_of(content: bytes) -> list[bytes]:
         b"\n".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
         for block in content.replace(b"\r\n", b"\n").split(b"\n\n")
     )
-    return [each for each in events if each] + ([last] if last == STREAM_END or _is_json(last) else [])
+    return [each for each in events if each] + ([last] if last == STREAM_END or is_json(last) else [])
 
 
-def _is_json(content: bytes | str) -> bool:
+def is_json(content: bytes | str) -> bool:
+    """Return whether a text is JSON."""
     try:
         orjson.loads(content)
     except orjson.JSONDecodeError:

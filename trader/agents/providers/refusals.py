@@ -98,7 +98,7 @@ PARTS_MAX: Final = 200
 
 def subject_of(status: int, content: bytes) -> About:
     """Return the subject of a refusal with this status (400 to 499)."""
-    error = _decoded(content)
+    error = decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
     added = value_in(error, "error", "metadata")
@@ -131,7 +131,7 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
     A field that the error names explicitly wins over a field quoted in its text, which wins over a field mentioned near
     words of refusal. Field names that are everyday words are not matched in the last way.
     """
-    error = _decoded(content)
+    error = decoded(content)
     named = {re.split(r"[.\[]", text, maxsplit=1)[0] for name, text in _texts(error) if name in FIELD_NAMES}
     said = _joined(error)
     if named or FIELD_REFUSED.search(said):
@@ -145,7 +145,7 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
 def context_limit(content: bytes, asked: int) -> int | None:
     """Return the tokens of the context that an error says a request of `asked` tokens exceeds; 0: it does not say how
     many, and None: the error is about something else. A limit that the request does not exceed explains nothing."""
-    said = _joined(_decoded(content))
+    said = _joined(decoded(content))
     if not CONTEXT_WORDS.search(said):
         return None
     of_llama = CONTEXT_FIELD.findall(content.decode(errors="replace"))
@@ -155,12 +155,12 @@ def context_limit(content: bytes, asked: int) -> int | None:
 
 def is_loading(content: bytes) -> bool:
     """Return whether a server says that it is loading its model, as llama.cpp, TGI and LM Studio do."""
-    return re.search(r"(?i)\b(?:loading|load(?:ed)? yet|starting|warming up)\b", _joined(_decoded(content))) is not None
+    return re.search(r"(?i)\b(?:loading|load(?:ed)? yet|starting|warming up)\b", _joined(decoded(content))) is not None
 
 
 def words_of(content: bytes) -> str:
     """Return the message of an error on one line."""
-    error = _decoded(content)
+    error = decoded(content)
     message = next((text for name, text in _texts(error) if name == "message" and text.strip()), None)
     return brief(message or content.decode(errors="replace")) if error else ""
 
@@ -194,7 +194,8 @@ def _mentions(said: str) -> Callable[[str], bool]:
     return is_refused
 
 
-def _decoded(content: bytes) -> Any:
+def decoded(content: bytes) -> Any:
+    """Return the JSON value of an answer, or its text if it is not JSON."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable, value_in
-from trader.agents.providers.protocols import NATIVE, parts_once
+from trader.agents.providers.protocols import NATIVE, is_json, parts_once
 
 CALLS_MAX = 16
 """Maximum tool calls taken from one answer."""
@@ -167,21 +167,12 @@ def _message(sent: ChatMessage, calls: Sequence[ToolRequest]) -> ChatMessage:
                 "function": {
                     **original["function"],
                     "name": _NO_NAME.sub("_", call.name)[:NAME_MAX] or "_",
-                    "arguments": _valid_json(call.arguments),
+                    "arguments": call.arguments if is_json(call.arguments) else "{}",
                 },
             }
             for original, call in zip(sent["tool_calls"], calls, strict=False)
         ]
     return message
-
-
-def _valid_json(arguments: str) -> str:
-    """Return the arguments, or an empty object for invalid JSON, which the provider would refuse."""
-    try:
-        orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return "{}"
-    return arguments
 
 
 def count_in(usage: Any, *path: str) -> int | None:

@@ -7,17 +7,17 @@ prices, never a replay or a synthetic market.
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import aiohttp
-import msgspec
 import orjson
 
+from trader.agents.domain.conversation import value_in
 from trader.agents.domain.view import Supplementary
 from trader.agents.providers.attempts import read_bounded
+from trader.agents.providers.refusals import decoded
 from trader.core import tasks
 from trader.core.clock import Clock, interval_elapsed
 from trader.market.domain.markets import Interval
@@ -53,16 +53,6 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
 """For each taapi.io indicator, the fields of `Supplementary` that hold its values."""
 
 _log = logging.getLogger("trader.agents")
-
-
-class _Item(msgspec.Struct):
-    indicator: str | None = None
-    id: str | None = None
-    result: Any = None
-
-
-class _Bulk(msgspec.Struct):
-    data: list[_Item] = []
 
 
 class _Failed(Exception):
@@ -170,11 +160,15 @@ class Taapi:
             raise _Failed(f"status {status}")
         if len(content) > ANSWER_BYTES_MAX:
             raise _Failed(f"more than {ANSWER_BYTES_MAX // 1024} KiB")
-        try:
-            items = msgspec.json.decode(content, type=_Bulk).data
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise _Failed("an answer of an unknown form") from None
-        values = {field: value for item in items for field, value in _values(item)}
+        items = value_in(decoded(content), "data")
+        if not isinstance(items, list):
+            raise _Failed("an answer of an unknown form")
+        values = {
+            field: float(value)
+            for item in items
+            for name, field in FIELDS.get(str(value_in(item, "id") or value_in(item, "indicator")), {}).items()
+            if isinstance(value := value_in(item, "result", name), int | float) and not isinstance(value, bool)
+        }
         if not values:
             raise _Failed("an answer without values")
         return values
@@ -192,23 +186,6 @@ def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
 
 def _dumps(value: Any) -> str:
     return orjson.dumps(value).decode()
-
-
-def _values(item: _Item) -> list[tuple[str, float]]:
-    """Return the finite values of one indicator."""
-    fields = FIELDS.get(item.id or item.indicator or "", {})
-    result = item.result if isinstance(item.result, dict) else {}
-    return [(field, value) for name, field in fields.items() if (value := _finite(result.get(name))) is not None]
-
-
-def _finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # JSON integers have any size
-        return None
-    return number if math.isfinite(number) else None
 
 
 def make_supplier(settings: Settings, clock: Clock) -> Taapi | None:
