@@ -39,7 +39,7 @@ from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import MOMENTS, Scored, burnt, compare, differences, mean_of, share_of_oracle
 from trader.exam.domain.worlds import Edge, World
 from trader.exam.folder import schedule
-from trader.exam.opening import ExamSpec, examining, world_of, world_room
+from trader.exam.opening import ExamSpec, examining, sit, world_of, world_room
 from trader.exam.pairs import RecordedRoom
 from trader.exam.sitting import EVERY, EVERY_STEP, WorldRoom
 from trader.market.sources.replay import ReplaySource
@@ -90,7 +90,7 @@ async def of_rule_agents(secret: str, count: int) -> float:
     async with examining(spec) as examined:
         began = time.process_time()
         for state in schedule(secret, count, tuple(Edge)):
-            await examined.sit(secret, state)
+            await sit(examined.room, secret, state, examined.entrants)
         return 1000 * (time.process_time() - began) / count / len(examined.chosen.models)
 
 

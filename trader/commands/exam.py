@@ -31,10 +31,9 @@ from trader.exam.report import (
     CARD_FILE,
     CARD_SCHEMA_FILE,
     REPORT_FILE,
+    ExamCard,
     ExamResult,
-    card_schema,
     comparison_lines,
-    encode_card,
     exam_card,
     exam_result,
     outcome_rows,
@@ -43,6 +42,7 @@ from trader.exam.report import (
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY, EVERY_STEP
+from trader.seasons.bundle import schema_file
 from trader.settings.forms import Form, whole_number
 
 STATES = 700
@@ -247,8 +247,8 @@ def exam_report(options: argparse.Namespace) -> Result:
     sittings = read_sittings(options.folder, plan)
     card = exam_card(plan, sittings)
     try:
-        replace_file(options.folder / CARD_FILE, encode_card(card))
-        replace_file(options.folder / CARD_SCHEMA_FILE, msgspec.json.format(msgspec.json.encode(card_schema())))
+        replace_file(options.folder / CARD_FILE, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+        replace_file(options.folder / CARD_SCHEMA_FILE, schema_file(ExamCard))
         replace_file(options.folder / REPORT_FILE, page(card.result, plan, secret, sittings))
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error

@@ -108,10 +108,6 @@ class Examined(NamedTuple):
         """Whether only code decides, so that other processes can decide as well."""
         return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
 
-    async def sit(self, secret: str, state: ExamState) -> list[Sitting]:
-        """Let the entrants decide in a state. Raise like `decide`."""
-        return await sit(self.room, secret, state, self.entrants)
-
 
 async def sit(room: ExamRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
     """Let entrants decide in a state. Raise like `decide`."""

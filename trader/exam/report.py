@@ -144,16 +144,6 @@ def exam_card(plan: ExamPlan, sittings: Sequence[Sitting]) -> ExamCard:
     )
 
 
-def encode_card(card: ExamCard) -> bytes:
-    """Return the bytes of a card's file."""
-    return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
-
-
-def card_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of the card."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(ExamCard)}
-
-
 def _digest(value: Any) -> str:
     """Return the SHA-256 of a value's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(msgspec.to_builtins(value))).hexdigest()

@@ -17,7 +17,7 @@ from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.domain.scores import UNDECIDED
 from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan, register
-from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan
+from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan, sit
 from trader.exam.sitting import Sitting
 
 _CHUNK: Final = 25
@@ -149,7 +149,7 @@ async def _in_this_process(
     try:
         while left or begun:
             while left and len(begun) < count:
-                begun.append(asyncio.create_task(examined.sit(secret, left.popleft())))
+                begun.append(asyncio.create_task(sit(examined.room, secret, left.popleft(), examined.entrants)))
             try:
                 yield await begun.popleft()
             except AskingEnded:

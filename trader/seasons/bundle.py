@@ -114,6 +114,12 @@ def digest_code() -> CodeDigest:
 # As a folder
 
 
+def schema_file(card: type[msgspec.Struct]) -> bytes:
+    """Return the file with the JSON Schema (2020-12) of a card."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(card)}
+    return msgspec.json.format(msgspec.json.encode(schema))
+
+
 def table_files(form: Format) -> list[str]:
     """Return the names of the files of the tables."""
     return [f"{name}.{form}" for name in TABLES]

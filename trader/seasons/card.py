@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from trader.portfolio.domain.board import BoardRules
 from trader.portfolio.evidence import EvidenceReport, Field, make_report
 from trader.portfolio.run_statistics import RunStatistics, count_contenders
 from trader.portfolio.tables import Format, Table
-from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of
+from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of, schema_file
 from trader.seasons.page import page, season_report
 
 FORMAT: Final = 1
@@ -112,11 +112,6 @@ class Card(Wire, kw_only=True):
     digests: dict[str, str]
 
 
-def card_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of `card.json`."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Card)}
-
-
 class Judged(NamedTuple):
     """A season with its rows and its evidence: the basis of card and report."""
 
@@ -143,7 +138,7 @@ def write_files(folder: Path, judged: Judged, form: Format) -> None:
     for table in judged.basis.tables.values():
         table.write(folder, form)
     (folder / REPORT).write_text(page(season_report(*judged)), encoding="utf-8")
-    (folder / SCHEMA).write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
+    (folder / SCHEMA).write_bytes(schema_file(Card))
 
 
 def make_card(judged: Judged, digests: Mapping[str, str]) -> Card:
