@@ -10,8 +10,7 @@ from support.waiting import until
 
 from trader.agents.domain.invocation_digest import ChainRecord, record_digest
 from trader.agents.sql.entrants import select_entrants
-from trader.agents.sql.invocations import select_steps, select_tool_calls
-from trader.agents.sql.linked_invocations import select_linked_invocations
+from trader.agents.sql.invocations import select_invocations_with_ids, select_steps, select_tool_calls
 from trader.agents.verification import verify
 from trader.core.errors import ProviderError
 from trader.database.pool import Connection, Database
@@ -74,7 +73,7 @@ async def _rebuild(conn: Connection, first: int) -> None:
     for link in links[first - 1 :]:
         assert link.invocation_id is not None
         ids = [link.invocation_id]
-        done = (await select_linked_invocations(conn, ids))[link.invocation_id]
+        done = (await select_invocations_with_ids(conn, ids))[link.invocation_id]
         steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
         entrant = entrants[done.model_id, done.entrant or 0]
         record = ChainRecord(done, entrant, steps.get(done.id, ()), calls.get(done.id, ()))
@@ -130,7 +129,7 @@ EDITS: dict[str, str] = {
 async def test_an_edit_is_found_where_it_was_made(chain: Database, statement: str) -> None:
     async with chain.connection() as conn:
         links = await store.select_links(conn, 0, 100)
-        done = await select_linked_invocations(conn, [link.invocation_id for link in links if link.invocation_id])
+        done = await select_invocations_with_ids(conn, [link.invocation_id for link in links if link.invocation_id])
         place = next(n for n in range(9, LINKS) if done[links[n - 1].invocation_id or NOBODY].status == "completed")
         await conn.execute(statement, links[place - 1].invocation_id)
     assert set(await _found(chain)) == {("changed", place)}

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn
 from uuid import UUID, uuid4
 
+from msgspec import to_builtins
+
 from trader.agents.calls import CallExecutor
 from trader.agents.desk import AccountState, AgentDesk, OpenDecision, view_expired
 from trader.agents.domain.invocations import EndedBy, ToolCall
@@ -34,7 +36,7 @@ from trader.agents.services import AgentServices
 from trader.agents.sql.entrants import select_entrants
 from trader.agents.sql.external import delete_decided_views, select_open_views
 from trader.agents.sql.invocations import select_invocation, select_steps, select_tool_calls
-from trader.agents.sql.models import update_model_declared
+from trader.agents.sql.models import update_model_configuration
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import Clock, cut_to_ms, floor_time
 from trader.core.errors import (
@@ -201,7 +203,7 @@ class ExternalAgents(AgentDesk[ExternalDecision]):
         self._require_lead()
         if (model.router_model_name, model.configuration.declared) != (name, declared):
             async with self._database.transaction() as conn:
-                await update_model_declared(conn, model.id, name, declared)
+                await update_model_configuration(conn, model.id, {"declared": to_builtins(declared)}, name)
             await self._models.reload()
         return self._models.by_id[model.id]
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+import asyncpg
 import msgspec
 
 from trader.agents.domain.entrants import Entrant
@@ -20,11 +21,9 @@ from trader.agents.domain.invocation_digest import (
 )
 from trader.agents.payloads import unpacked
 from trader.agents.sql.entrants import select_entrants
-from trader.agents.sql.invocations import select_payloads, select_steps, select_tool_calls
+from trader.agents.sql.invocations import select_invocations_with_ids, select_payloads, select_steps, select_tool_calls
 from trader.agents.sql.linked_invocations import (
-    WrongCount,
     select_finished_count,
-    select_linked_invocations,
     select_request_ids,
     select_unlinked,
     select_wrong_counts,
@@ -123,7 +122,7 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         checker.finish()
         checker.findings += results.finish(await results_store.select_states(conn))
         if results.has_begun:
-            checker.findings += [_count_finding(count) for count in await select_wrong_counts(conn)]
+            checker.findings += map(_count_finding, await select_wrong_counts(conn))
         waiting = await results_store.select_pending_count(conn)
         unlinked = await select_unlinked(conn, FINDINGS_MAX)
         finished = await select_finished_count(conn)
@@ -157,10 +156,10 @@ async def _result_findings(conn: Connection, link: ChainLink, results: ResultsCh
         return [ChainFinding("changed", link.position, f"the record {link.kind} cannot be read: {error!r}")]
 
 
-def _count_finding(count: WrongCount) -> ChainFinding:
+def _count_finding(wrong: asyncpg.Record) -> ChainFinding:
     text = (
-        f"invocation_counts {count.model_id}, {count.run_number}, {count.entrant}: {count.figure} is {count.stored}, "
-        f"and {count.counted} by the invocations"
+        f"invocation_counts {wrong['model_id']}, {wrong['run_number']}, {wrong['entrant']}: {wrong['figure']} is "
+        f"{wrong['stored']}, and {wrong['counted']} by the invocations"
     )
     return ChainFinding("changed", None, text)
 
@@ -175,7 +174,7 @@ async def _batches(conn: Connection) -> AsyncIterator[list[ChainLink]]:
 async def _read_records(
     conn: Connection, ids: Sequence[UUID], entrants: Mapping[tuple[str, int], Entrant]
 ) -> dict[UUID, ChainRecord]:
-    invocations = await select_linked_invocations(conn, ids)
+    invocations = await select_invocations_with_ids(conn, ids)
     steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
     return {
         invocation.id: ChainRecord(

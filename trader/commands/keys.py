@@ -12,7 +12,7 @@ from trader.agents.domain.models import EXTERNAL, Declared, Every, Model, ModelI
 from trader.agents.models_file import ModelEntry, variant_argument
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
-from trader.agents.sql.models import select_models, update_model_active, update_model_deadline
+from trader.agents.sql.models import select_models, update_model_active, update_model_configuration
 from trader.agents.variants import limits_of
 from trader.commands.command import (
     Result,
@@ -359,7 +359,7 @@ async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
         if key is None:
             raise StartError(f"The key of {options.name} is revoked; `trader keys rotate` makes a new one.")
         if options.deadline is not None:
-            await update_model_deadline(conn, options.name, options.deadline)
+            await update_model_configuration(conn, options.name, {"decision_age_max_s": options.deadline})
         (model,) = [model for model in await select_models(conn) if model.id == options.name]
     deadline_s, cadence_s = limits_of(model, attempt_s).decision_age_max_s, model.configuration.cadence.total_seconds()
     lines = [

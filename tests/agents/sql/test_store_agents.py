@@ -33,7 +33,7 @@ from trader.agents.sql.models import select_models, upsert_model
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database, Page
-from trader.exchange.domain.orders import Cause, Side
+from trader.exchange.domain.orders import Side
 from trader.record.domain.chain import NO_PAYLOAD
 from trader.record.sql.chain import insert_link
 
@@ -225,14 +225,6 @@ async def test_last_actions(traded: Database) -> None:
         }
         shuffled = (await select_run_past(conn, "ada", RUN, 2, ["XRP", "SOL", "BTC", "ETH"]))[1].last_fills
         assert list(shuffled) == list(actions) == ["BTC", "ETH", "SOL"]
-
-
-@pytest.mark.parametrize("cause", Cause)
-async def test_a_close_is_the_last_action_regardless_of_its_cause(traded: Database, cause: Cause) -> None:
-    async with traded.connection() as conn:
-        await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
-        actions = (await select_run_past(conn, "ada", RUN, 2, ["ETH"]))[1].last_fills
-        assert actions == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
 async def test_equity_of_the_run(traded: Database) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from msgspec.structs import astuple
 
@@ -9,13 +10,11 @@ from trader.agents.domain.entrants import Entrant
 from trader.database.pool import Connection
 from trader.record.sql.chain import ENTRANT_COLUMNS, MISSED_COLUMNS, insert_rows_record, lock_chain
 
-SELECT_LATEST_ENTRANT = """
-SELECT model_id, number, fingerprint, configuration, answered_by, began_at
-FROM entrants
-WHERE model_id = $1
-ORDER BY number DESC
-LIMIT 1
-"""
+COLUMNS: Final = ", ".join(Entrant.__struct_fields__)
+
+SELECT_LATEST_ENTRANT = f"""
+SELECT {COLUMNS} FROM entrants WHERE model_id = $1 ORDER BY number DESC LIMIT 1
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_latest_entrant(conn: Connection, model_id: str) -> Entrant | None:
@@ -25,7 +24,7 @@ async def select_latest_entrant(conn: Connection, model_id: str) -> Entrant | No
 
 
 INSERT_ENTRANT = f"""
-INSERT INTO entrants (model_id, number, fingerprint, configuration, answered_by, began_at)
+INSERT INTO entrants ({COLUMNS})
 VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT DO NOTHING
 RETURNING {ENTRANT_COLUMNS}
@@ -90,9 +89,7 @@ async def upsert_cycles(conn: Connection, entrant: Entrant, decided: int, missed
     await conn.execute(UPSERT_CYCLES, entrant.model_id, entrant.number, decided, missed)
 
 
-SELECT_ENTRANTS = """
-SELECT model_id, number, fingerprint, configuration, answered_by, began_at FROM entrants ORDER BY model_id, number
-"""
+SELECT_ENTRANTS = f"SELECT {COLUMNS} FROM entrants ORDER BY model_id, number"  # noqa: S608 - a constant of this module
 
 
 async def select_entrants(conn: Connection) -> dict[tuple[str, int], Entrant]:

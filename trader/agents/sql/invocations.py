@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
 from msgspec.structs import astuple
 
 from trader.agents.domain.invocations import Failing, Invocation, Step, ToolCall
+from trader.core.statistics import grouped
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.domain.orders import Fill, OrderAnswer
@@ -48,6 +49,8 @@ invocation_values = attrgetter(
     "finished_at", "entrant", "unmetered_attempts", "unpriced_steps", "ended_by",
 )  # fmt: skip
 """Returns the parameters of UPDATE_INVOCATION in order."""
+
+_invocation_of = attrgetter("invocation_id")
 
 
 async def update_invocation(conn: Connection, invocation: Invocation) -> bool:
@@ -195,12 +198,14 @@ async def select_unrecorded_calls(conn: Connection, invocation_id: UUID, account
     return [msgspec.convert(dict(row), UnrecordedCall) for row in rows]
 
 
-INSERT_STEP = """
-INSERT INTO invocation_steps (invocation_id, number, provider, key_number, model, tool_names, input_tokens,
-                              output_tokens, cost_usd, duration_ms, created_at, cached_tokens, cache_write_tokens)
+STEP_COLUMNS: Final = ", ".join(Step.__struct_fields__)
+CALL_COLUMNS: Final = ", ".join(ToolCall.__struct_fields__)
+
+INSERT_STEP = f"""
+INSERT INTO invocation_steps ({STEP_COLUMNS})
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 ON CONFLICT DO NOTHING
-"""
+"""  # noqa: S608 - a constant of this module
 
 
 async def insert_step(conn: Connection, step: Step) -> None:
@@ -208,11 +213,9 @@ async def insert_step(conn: Connection, step: Step) -> None:
     await conn.execute(INSERT_STEP, *astuple(step))
 
 
-INSERT_TOOL_CALL = """
-INSERT INTO tool_calls (id, invocation_id, number, type, status, metadata, created_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT DO NOTHING
-"""
+INSERT_TOOL_CALL = f"""
+INSERT INTO tool_calls ({CALL_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
+"""  # noqa: S608 - a constant of this module
 
 
 async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
@@ -258,15 +261,19 @@ async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -
     return {row["invocation_id"]: row["payload"] for row in rows}
 
 
-SELECT_INVOCATION = f"""
-SELECT {INVOCATION_COLUMNS} FROM invocations WHERE id = $1
+SELECT_INVOCATIONS_WITH_IDS = f"""
+SELECT {INVOCATION_COLUMNS} FROM invocations WHERE id = ANY($1::uuid[]) ORDER BY id
 """  # noqa: S608 - a constant of this module
+
+
+async def select_invocations_with_ids(conn: Connection, ids: Sequence[UUID]) -> dict[UUID, Invocation]:
+    """Return the invocations with these ids, by id; omit missing ones."""
+    return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS_WITH_IDS, ids)}
 
 
 async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation | None:
     """Return the invocation with this id, or None."""
-    row = await conn.fetchrow(SELECT_INVOCATION, invocation_id)
-    return None if row is None else Invocation(**row)
+    return (await select_invocations_with_ids(conn, [invocation_id])).get(invocation_id)
 
 
 TurnOutcome = Literal["acted", "refused", "failed"]
@@ -324,37 +331,24 @@ async def select_chosen_invocations(
     return [Invocation(**row) for row in rows]
 
 
-SELECT_TOOL_CALLS = """
-SELECT id, invocation_id, number, type, status, metadata, created_at
-FROM tool_calls
-WHERE invocation_id = ANY($1::uuid[])
-ORDER BY invocation_id, number
-"""
+SELECT_TOOL_CALLS = f"""
+SELECT {CALL_COLUMNS} FROM tool_calls WHERE invocation_id = ANY($1::uuid[]) ORDER BY invocation_id, number
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
     """Return the tool calls per invocation, in order. Invocations without calls are absent."""
-    calls: dict[UUID, list[ToolCall]] = {}
-    for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
-        calls.setdefault(row["invocation_id"], []).append(ToolCall(**row))
-    return calls
+    return grouped([ToolCall(**row) for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids)], _invocation_of)
 
 
-SELECT_STEPS = """
-SELECT invocation_id, number, provider, key_number, model, tool_names, input_tokens, output_tokens, cost_usd,
-       duration_ms, created_at, cached_tokens, cache_write_tokens
-FROM invocation_steps
-WHERE invocation_id = ANY($1::uuid[])
-ORDER BY invocation_id, number
-"""
+SELECT_STEPS = f"""
+SELECT {STEP_COLUMNS} FROM invocation_steps WHERE invocation_id = ANY($1::uuid[]) ORDER BY invocation_id, number
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
     """Return the steps per invocation, in order. Invocations without steps are absent."""
-    steps: dict[UUID, list[Step]] = {}
-    for row in await conn.fetch(SELECT_STEPS, invocation_ids):
-        steps.setdefault(row["invocation_id"], []).append(Step(**row))
-    return steps
+    return grouped([Step(**row) for row in await conn.fetch(SELECT_STEPS, invocation_ids)], _invocation_of)
 
 
 SELECT_FILLS = """

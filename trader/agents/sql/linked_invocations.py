@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from decimal import Decimal
-from typing import NamedTuple
 from uuid import UUID
+
+import asyncpg
 
 from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.invocations import UPDATE_INVOCATION, invocation_values
@@ -43,20 +43,6 @@ async def select_chain_models(conn: Connection, after: int, until: int) -> list[
     return [record["model_id"] for record in await conn.fetch(SELECT_CHAIN_MODELS, after, until)]
 
 
-SELECT_LINKED_INVOCATIONS = """
-SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant
-FROM invocations
-WHERE id = ANY($1::uuid[])
-ORDER BY id
-"""
-
-
-async def select_linked_invocations(conn: Connection, ids: Sequence[UUID]) -> dict[UUID, Invocation]:
-    """Return the invocations with these ids, by id; omit missing ones."""
-    return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_LINKED_INVOCATIONS, ids)}
-
-
 SELECT_UNLINKED = """
 SELECT i.id, i.model_id, i.finished_at
 FROM invocations i
@@ -82,17 +68,6 @@ async def select_finished_count(conn: Connection) -> int:
     """Return the number of finished invocations."""
     count: int = await conn.fetchval(SELECT_FINISHED_COUNT, timeout=SCAN_TIMEOUT_S)
     return count
-
-
-class WrongCount(NamedTuple):
-    """A figure of `invocation_counts` that the invocations contradict."""
-
-    model_id: str
-    run_number: int
-    entrant: int
-    figure: str
-    stored: Decimal | None
-    counted: Decimal | None
 
 
 SELECT_WRONG_COUNTS = """
@@ -130,9 +105,9 @@ ORDER BY model_id, run_number, entrant, d.figure
 """
 
 
-async def select_wrong_counts(conn: Connection) -> list[WrongCount]:
+async def select_wrong_counts(conn: Connection) -> list[asyncpg.Record]:
     """Return the entrants' counters that differ from their invocations."""
-    return [WrongCount(**row) for row in await conn.fetch(SELECT_WRONG_COUNTS, timeout=SCAN_TIMEOUT_S)]
+    return await conn.fetch(SELECT_WRONG_COUNTS, timeout=SCAN_TIMEOUT_S)
 
 
 SELECT_REQUEST_IDS = """

@@ -1,11 +1,12 @@
 """SQL of models: their definitions and activity."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trader.agents.domain.models import Declared, Model, ModelConfiguration, ProviderDefinition
+from trader.agents.domain.models import Model, ModelConfiguration, ProviderDefinition
 from trader.agents.domain.strategy import StrategyState
 from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
@@ -96,36 +97,21 @@ async def update_reaching_out_inactive(conn: Connection) -> None:
     await conn.execute(UPDATE_REACHING_OUT_INACTIVE)
 
 
-UPDATE_MODEL_DECLARED = f"""
-UPDATE models
-SET router_model_name = $2, configuration = configuration || jsonb_build_object('declared', $3::jsonb)
+UPDATE_MODEL_CONFIGURATION = f"""
+UPDATE models SET configuration = configuration || $2::jsonb, router_model_name = coalesce($3, router_model_name)
 WHERE id = $1
 RETURNING {MODEL_COLUMNS}
 """  # noqa: S608 - a constant of this package
 
 
-async def update_model_declared(conn: Connection, model_id: str, name: str, declared: Declared) -> None:
-    """Set an external agent's declaration about itself: the name of its model, and the rest.
+async def update_model_configuration(
+    conn: Connection, model_id: str, fields: Mapping[str, Any], router_model_name: str | None = None
+) -> None:
+    """Set fields of a model's configuration, and its provider's name for it unless that is None.
 
     The connection must be in a transaction: the model is also recorded in the chain.
     """
-    rows = await conn.fetch(UPDATE_MODEL_DECLARED, model_id, name, msgspec.to_builtins(declared))
-    await insert_rows_record(conn, "models", rows)
-
-
-UPDATE_MODEL_DEADLINE = f"""
-UPDATE models SET configuration = configuration || jsonb_build_object('decision_age_max_s', $2::integer)
-WHERE id = $1
-RETURNING {MODEL_COLUMNS}
-"""  # noqa: S608 - a constant of this package
-
-
-async def update_model_deadline(conn: Connection, model_id: str, deadline_s: int) -> None:
-    """Set how long a model may take for a decision.
-
-    The connection must be in a transaction: the model is also recorded in the chain.
-    """
-    rows = await conn.fetch(UPDATE_MODEL_DEADLINE, model_id, deadline_s)
+    rows = await conn.fetch(UPDATE_MODEL_CONFIGURATION, model_id, fields, router_model_name)
     await insert_rows_record(conn, "models", rows)
 
 
