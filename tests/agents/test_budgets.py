@@ -40,9 +40,7 @@ async def run_minutes(floor: Floor, minutes: int) -> list[str]:
     for _ in range(minutes):
         now = floor.clock.now()
         until = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
-        await floor.see(after_s=(until - now).total_seconds())
-        await floor.start_batch()
-        await floor.idle()
+        await floor.cycle(after_s=(until - now).total_seconds())
     return [f"{turn.view.at:%H:%M}" for turn in floor.provider.turns[before:]]
 
 
@@ -57,9 +55,7 @@ async def test_a_model_decides_on_the_grid_of_its_cadence(floor: Floor) -> None:
 async def test_a_cycle_missed_by_the_executor_is_made_up(floor: Floor) -> None:
     await floor.add("slow", configuration=ModelConfiguration(every="5m"))
     assert await run_minutes(floor, 4) == []
-    await floor.see(after_s=120)
-    await floor.start_batch()
-    await floor.idle()
+    await floor.cycle(after_s=120)
     assert [f"{turn.view.at:%H:%M}" for turn in floor.provider.turns] == ["12:06"]
 
 

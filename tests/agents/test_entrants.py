@@ -11,21 +11,16 @@ from support.waiting import until
 from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.schedule import InvocationScheduler
+from trader.agents.sql.entrants import select_entrants
 from trader.core.errors import ProviderError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.portfolio.sql.analytics import select_run_entrants
 
-SELECT_ENTRANTS = """
-SELECT model_id, number, fingerprint, configuration, answered_by, began_at
-FROM entrants
-ORDER BY model_id, number
-"""
-
 
 async def _entrants(database: Database) -> list[Entrant]:
     async with database.connection() as conn:
-        return [Entrant(**row) for row in await conn.fetch(SELECT_ENTRANTS)]
+        return [*(await select_entrants(conn)).values()]
 
 
 async def _numbers(floor: Floor) -> list[int | None]:
@@ -105,16 +100,6 @@ async def test_failures_before_the_first_answer_belong_to_the_entrant_that_answe
     assert answered.fingerprint != unanswered.fingerprint
 
 
-async def test_identically_configured_models_have_the_same_fingerprint(floor: Floor) -> None:
-    await floor.add("ada", "bob")
-    async with floor.database.connection() as conn:
-        await conn.execute("UPDATE models SET router_model_name = 'lab/same'")
-    await floor.cycle()
-    ada, bob = await _entrants(floor.database)
-    assert (ada.model_id, bob.model_id) == ("ada", "bob")
-    assert ada.fingerprint == bob.fingerprint is not None
-
-
 async def test_the_counts_are_kept_per_entrant(floor: Floor) -> None:
     await floor.add("ada")
     await floor.cycle()
@@ -158,9 +143,7 @@ async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor
         )
     floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
     for _ in range(16):
-        await floor.see(after_s=60)
-        await floor.start_batch()
-        await floor.idle()
+        await floor.cycle(after_s=60)
     async with floor.database.connection() as conn:
         record = (await select_run_entrants(conn))[-1].record
     assert (record.cycles_decided, record.cycles_due) == (1, 3)
@@ -183,9 +166,7 @@ async def test_a_queued_model_dropped_by_a_shared_budget_has_missed_its_cycle(da
         await floor.agents.start()
         floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
         for _ in range(2):
-            await floor.see(after_s=60)
-            await floor.start_batch()
-            await floor.idle()
+            await floor.cycle(after_s=60)
         assert [turn.model.id for turn in floor.provider.turns] == ["ada"]
         async with database.connection() as conn:
             entrants = await select_run_entrants(conn)

@@ -52,9 +52,7 @@ async def test_the_loop_is_never_held_for_long(database: Database) -> None:
         began_s = monotonic()
         async with LoopLag() as lag:
             for _ in range(2):
-                await floor.see()
-                await floor.start_batch()
-                await floor.idle()
+                await floor.cycle()
         gc.unfreeze()
         assert monotonic() - began_s < 10, "they think at the same time, not one after the other"
         records = await floor.invocations.finished(page=Page(100))
@@ -84,22 +82,6 @@ async def test_the_executor_keeps_its_interval_and_a_shutdown_is_prompt(database
         records = await floor.invocations.finished(page=Page(100))
         assert [record.invocation.failure_reason for record in records] == ["interrupted"] * MODELS
         assert not floor.agents.running()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [7, 20])
-async def test_a_failing_model_stops_no_other(database: Database, number: int) -> None:
-    async with slow_floor(database, 0.05) as floor:
-        async with database.connection() as conn:
-            await conn.execute(
-                "UPDATE models SET provider = 'nim' WHERE id < $1", f"m{number:02}"
-            )  # not configured: every one of them fails
-        await floor.see()
-        await floor.start_batch()
-        await floor.idle()
-        records = await floor.invocations.finished(page=Page(100))
-        statuses = sorted(record.invocation.status for record in records)
-        assert statuses == ["completed"] * (MODELS - number) + ["failed"] * number
 
 
 @pytest.mark.slow

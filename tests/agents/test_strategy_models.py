@@ -56,9 +56,7 @@ class Own(Strategy):
 
 
 async def cycle(floor: Floor) -> FinishedInvocation:
-    await floor.see(after_s=60)
-    await floor.start_batch()
-    await floor.idle()
+    await floor.cycle(after_s=60)
     return (await floor.invocations.finished(page=Page(1)))[0]
 
 

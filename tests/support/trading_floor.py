@@ -193,9 +193,9 @@ class Floor:
         """Wait until no model runs."""
         await until(lambda: not self.agents.running())
 
-    async def cycle(self) -> list[FinishedInvocation]:
-        """Run one cycle, a second after the last one, and return its records by model."""
-        await self.see()
+    async def cycle(self, *, after_s: float = 1) -> list[FinishedInvocation]:
+        """Run one cycle, so many seconds after the last one, and return its records by model."""
+        await self.see(after_s=after_s)
         await self.start_batch()
         await self.idle()
         latest = await self.invocations.finished(page=Page(200))

@@ -1,13 +1,16 @@
 """Entrants of the models: each model's present one, and a new one whenever the configuration changes."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from trader import __version__
-from trader.agents.domain.entrants import FIRST, Entrant, ServiceConditions, configuration_of, fingerprint
+from trader.agents.domain.entrants import FIRST, Entrant, fingerprint
 from trader.agents.domain.models import Model
+from trader.agents.domain.tools import tool_schemas
 from trader.agents.providers.providers import base_url_of
 from trader.agents.sql.entrants import (
     insert_entrant,
@@ -16,6 +19,8 @@ from trader.agents.sql.entrants import (
     upsert_missed_cycles,
 )
 from trader.agents.variants import VARIANTS, limits_of, temperature_of
+from trader.core.canonical_json import canonical_json
+from trader.core.money import format_decimal
 from trader.database.pool import Database
 from trader.settings.settings import Settings
 
@@ -85,31 +90,62 @@ class Entrants:
     def _configuration(self, model: Model) -> str:
         known, left_out = self._configurations.get(model.id), frozenset(self._left_out(model))
         if known is None or known[:2] != (model, left_out):
-            configuration = configuration_in(model, self._settings, left_out)
+            configuration = configuration_of(model, self._settings, left_out)
             known = self._configurations[model.id] = (model, left_out, configuration)
         return known[2]
 
 
-def configuration_in(model: Model, settings: Settings, left_out: Collection[str] = ()) -> str:
-    """Return everything that affects how a model trades in a service with these settings, as canonical JSON."""
-    variant = VARIANTS[model.variant]
-    conditions = ServiceConditions(
-        base_url=base_url_of(model, settings),
-        invocation_tokens_max=settings.run_tokens_max,
-        answer_tokens_max=settings.answer_tokens_max,
-        taker_fee_bps=settings.taker_fee_bps,
-        maker_fee_bps=settings.maker_fee_bps,
-        latency_ms=settings.latency_ms,
-        markets=settings.markets,
-        version=__version__,
-    )
-    prompt, limits = model.configuration.prompt or variant.prompt, limits_of(model, settings.attempt_timeout_s)
-    return configuration_of(model, prompt, limits, temperature_of(model), conditions, left_out)
+def configuration_of(model: Model, settings: Settings, left_out: Collection[str] = ()) -> str:
+    """Return everything that affects how a model trades in a service with these settings, as canonical JSON, without
+    its names and display fields.
+
+    `left_out` are the fields that its requests omit because its provider refused them.
+    """
+    own, variant = model.configuration, VARIANTS[model.variant]
+    definition = own.provider_definition
+    of_provider = {} if definition is None else definition.request
+    sampling = {"temperature": temperature_of(model), **of_provider, **own.request}
+    return canonical_json(
+        {
+            "prompt": own.prompt or variant.prompt,
+            "tools": tool_schemas(settings.markets, own.tools_off),
+            "limits": to_builtins(limits_of(model, settings.attempt_timeout_s)),
+            "variant": model.variant.value,
+            "provider": model.provider,
+            "routerModelName": model.router_model_name,
+            "baseUrl": base_url_of(model, settings),
+            "protocol": "chat" if definition is None else definition.protocol,
+            "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
+            "tokens": {"invocation": settings.run_tokens_max, "answer": settings.answer_tokens_max},
+            **({"calls": "json"} if own.calls_as_json else {}),
+            **({} if own.known_context is None else {"contextTokens": own.known_context}),
+            **({"params": dict(own.params)} if own.params else {}),
+            **({"external": _external(model)} if model.is_external else {}),
+            "cadenceSeconds": own.cadence.total_seconds(),
+            "fees": {
+                "takerBps": format_decimal(settings.taker_fee_bps),
+                "makerBps": format_decimal(settings.maker_fee_bps),
+            },
+            "latencyMs": settings.latency_ms,
+            "serviceVersion": __version__,
+        }
+    ).decode()
+
+
+def _external(model: Model) -> Mapping[str, Any]:
+    """Return the owner and declaration of an external agent. An agent that declares nothing equals no other.
+
+    The key is excluded: an agent with a new key is the same agent.
+    """
+    owner, declared = model.configuration.owner, model.configuration.declared
+    if declared is None:
+        return {"owner": owner, "agent": model.id}
+    return {"owner": owner, "version": declared.version, "promptDigest": declared.prompt_digest}
 
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:
     """Return a model's first entrant, answered by the model of this name."""
-    return _entrant(model, FIRST, configuration_in(model, settings), answered_by, at)
+    return _entrant(model, FIRST, configuration_of(model, settings), answered_by, at)
 
 
 def _entrant(model: Model, number: int, configuration: str, answered_by: str | None, at: datetime) -> Entrant:

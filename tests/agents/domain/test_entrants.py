@@ -3,35 +3,32 @@
 import hashlib
 import json
 from collections.abc import Collection
-from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.records import make_model
+from support.scripted import make_settings
 
-from trader.agents.domain.entrants import EntrantRecord, ServiceConditions, configuration_of, fingerprint
+from trader.agents.domain.entrants import EntrantRecord, fingerprint
 from trader.agents.domain.models import Declared, Model, ModelConfiguration
-from trader.agents.domain.view import VariantLimits
+from trader.agents.entrants import configuration_of
 from trader.core.canonical_json import canonical_json
 from trader.core.variant_id import VariantId
 
-MODEL = make_model("one")
-LIMITS = VariantLimits(leverage_max=5)
-SERVICE = ServiceConditions("https://lab.example/v1", 60_000, 8_192, Decimal(5), Decimal(2), 200, ("BTC",), "1.0")
+MODEL = replace(make_model("one"), provider="openai", router_model_name="lab/zero")
+SETTINGS = make_settings(OPENAI_API_KEY="sk-x")
 
 
-def _configuration(
-    model: Model = MODEL,
-    *,
-    prompt: str = "Trade.",
-    limits: VariantLimits = LIMITS,
-    temperature: float = 0.7,
-    service: ServiceConditions = SERVICE,
-    left_out: Collection[str] = (),
-) -> str:
-    return configuration_of(model, prompt, limits, temperature, service, left_out)
+def _configuration(model: Model = MODEL, left_out: Collection[str] = (), **settings: str) -> str:
+    given = make_settings(OPENAI_API_KEY="sk-x", **settings) if settings else SETTINGS
+    return configuration_of(model, given, left_out)
+
+
+def configured(**fields: Any) -> Model:
+    return replace(MODEL, configuration=ModelConfiguration(**fields))
 
 
 def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
@@ -43,32 +40,39 @@ def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        _configuration(prompt="Trade!"),
-        _configuration(limits=replace(LIMITS, leverage_max=6)),
-        _configuration(temperature=0.5),
+        _configuration(configured(prompt="Trade!")),
+        _configuration(configured(decision_age_max_s=9)),
+        _configuration(configured(temperature=0.2)),
+        _configuration(configured(request={"seed": 7})),
+        _configuration(configured(every="5m")),
+        _configuration(configured(tools_off=("note",))),
+        _configuration(configured(context_tokens=9_000)),
+        _configuration(configured(calls="json")),
         _configuration(replace(MODEL, variant=VariantId.SOVEREIGN)),
         _configuration(replace(MODEL, provider="nim")),
         _configuration(replace(MODEL, router_model_name="lab/two")),
-        _configuration(replace(MODEL, configuration=ModelConfiguration(request={"seed": 7}))),
-        _configuration(replace(MODEL, configuration=ModelConfiguration(every="5m"))),
         _configuration(left_out=["temperature"]),
-        _configuration(service=SERVICE._replace(base_url="https://other.example/v1")),
-        _configuration(service=SERVICE._replace(invocation_tokens_max=9)),
-        _configuration(service=SERVICE._replace(answer_tokens_max=9)),
-        _configuration(service=SERVICE._replace(taker_fee_bps=Decimal(9))),
-        _configuration(service=SERVICE._replace(maker_fee_bps=Decimal(9))),
-        _configuration(service=SERVICE._replace(latency_ms=9)),
-        _configuration(service=SERVICE._replace(markets=("BTC", "DOGE"))),
-        _configuration(service=SERVICE._replace(version="1.1")),
+        _configuration(OPENAI_BASE_URL="https://other.example/v1"),
+        _configuration(RUN_TOKENS_MAX="50000"),
+        _configuration(ANSWER_TOKENS_MAX="4000"),
+        _configuration(SIM_TAKER_FEE_BPS="9"),
+        _configuration(SIM_MAKER_FEE_BPS="9"),
+        _configuration(SIM_LATENCY_MS="9"),
+        _configuration(MARKETS="BTC,DOGE"),
     ],
 )
 def test_everything_that_affects_trading_changes_the_fingerprint(other: str) -> None:
     assert fingerprint(other, "lab/one") != fingerprint(_configuration(), "lab/one")
 
 
+def test_another_version_changes_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _configuration()
+    monkeypatch.setattr("trader.agents.entrants.__version__", "9.9")
+    assert _configuration() != before
+
+
 def test_unsent_fields_are_not_part_of_the_fingerprint() -> None:
-    without = ModelConfiguration(request={"temperature": None})
-    assert _configuration(replace(MODEL, configuration=without)) == _configuration(left_out=["temperature"])
+    assert _configuration(configured(request={"temperature": None})) == _configuration(left_out=["temperature"])
     assert "temperature" not in json.loads(_configuration(left_out=["temperature"]))["sampling"]
 
 
@@ -79,7 +83,7 @@ def test_the_answering_model_changes_the_fingerprint() -> None:
 def test_names_and_display_fields_do_not_change_the_fingerprint() -> None:
     renamed = replace(MODEL, id="two", name="Two", logo="x", active=False, venue_account_index="3")
     assert _configuration(renamed) == _configuration()
-    assert _configuration(service=SERVICE._replace(taker_fee_bps=Decimal("5.0"))) == _configuration()
+    assert _configuration(SIM_TAKER_FEE_BPS="5.0") == _configuration()
 
 
 def test_external_agents_with_equal_declarations_and_owner_share_a_fingerprint() -> None:

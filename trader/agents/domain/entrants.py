@@ -1,19 +1,15 @@
 """Entrants: models in one configuration each, and the fingerprint that identifies a configuration."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import orjson
 
 from trader.agents.domain.models import Model
-from trader.agents.domain.tools import tool_schemas
-from trader.agents.domain.view import VariantLimits
 from trader.core.canonical_json import canonical_json
-from trader.core.money import format_decimal
 
 FIRST: Final = 1
 """The number of a model's first entrant."""
@@ -94,79 +90,6 @@ def joint_name(models: Sequence[Model]) -> str:
     """Return the name of an entrant's model; for replicates what their names have in common, and how many they are."""
     name = models[0].name
     return name if len(models) == 1 else f"{name.rstrip('0123456789').rstrip(' -') or name} (mean of {len(models)})"
-
-
-class ServiceConditions(NamedTuple):
-    """The service's part in the configuration of every model: token limits, fees, latency, markets and version.
-
-    `base_url` is the address of the model's provider, None for a rule agent.
-    """
-
-    base_url: str | None
-    invocation_tokens_max: int
-    answer_tokens_max: int
-    taker_fee_bps: Decimal
-    maker_fee_bps: Decimal
-    latency_ms: int
-    markets: tuple[str, ...]
-    version: str
-
-
-def configuration_of(
-    model: Model,
-    prompt: str,
-    limits: VariantLimits,
-    temperature: float,
-    service: ServiceConditions,
-    left_out: Collection[str],
-) -> str:
-    """Return everything that affects how a model trades, as canonical JSON, without its names and display fields.
-
-    `left_out` are the fields that its requests omit because its provider refused them.
-    """
-    definition = model.configuration.provider_definition
-    own = {} if definition is None else definition.request
-    sampling = {"temperature": temperature, **own, **model.configuration.request}
-    return canonical_json(
-        {
-            "prompt": prompt,
-            "tools": tool_schemas(service.markets, model.configuration.tools_off),
-            "limits": msgspec.to_builtins(limits),
-            "variant": model.variant.value,
-            "provider": model.provider,
-            "routerModelName": model.router_model_name,
-            "baseUrl": service.base_url,
-            "protocol": "chat" if definition is None else definition.protocol,
-            "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
-            "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
-            **({"calls": "json"} if model.configuration.calls_as_json else {}),
-            **(
-                {}
-                if model.configuration.known_context is None
-                else {"contextTokens": model.configuration.known_context}
-            ),
-            **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
-            **({"external": _external(model)} if model.is_external else {}),
-            "cadenceSeconds": model.configuration.cadence.total_seconds(),
-            "fees": {
-                "takerBps": format_decimal(service.taker_fee_bps),
-                "makerBps": format_decimal(service.maker_fee_bps),
-            },
-            "latencyMs": service.latency_ms,
-            "serviceVersion": service.version,
-        }
-    ).decode()
-
-
-def _external(model: Model) -> Mapping[str, Any]:
-    """Return the owner and declaration of an external agent. An agent that declares nothing equals no other.
-
-    The key is excluded: an agent with a new key is the same agent.
-    """
-    owner, declared = model.configuration.owner, model.configuration.declared
-    if declared is None:
-        return {"owner": owner, "agent": model.id}
-    return {"owner": owner, "version": declared.version, "promptDigest": declared.prompt_digest}
 
 
 def fingerprint(configuration: str, answered_by: str | None) -> str:
