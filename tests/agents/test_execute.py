@@ -43,15 +43,9 @@ def environment(account: Account | None = None, *, quoted_at: datetime = NOW) ->
     quotes = make_tick(quoted_at, {"BTC": "100000"}).quotes
     marks = {"BTC": quotes["BTC"].mark}
     context = RiskContext(
-        now=NOW,
-        account=account,
-        marks=marks,
-        quoted_at={"BTC": quoted_at},
-        leverage_max={"BTC": 50},
-        day_opening_equity=Decimal(10_000),
-        day_lowest_equity=None,
-        last_trades={},
-    )
+        now=NOW, account=account, marks=marks, quoted_at={"BTC": quoted_at}, leverage_max={"BTC": 50},
+        day_opening_equity=Decimal(10_000), day_lowest_equity=None, last_trades={},
+    )  # fmt: skip
 
     def orders(approved: Sequence[Approved]) -> list[Order]:
         return orders_of_call(approved, "a", UUID(int=1), 1)
@@ -73,21 +67,21 @@ def outcome(decision: Change, where: RulesEnvironment) -> tuple[str, dict[str, A
     return run_at_once(execute_change(decision, where))
 
 
+def after(decision: Change, account: Account | None = None) -> Account:
+    """Execute a decision, and return the account after it."""
+    where = environment(account)
+    assert outcome(decision, where)[0] == "ok"
+    assert where.posting is not None
+    return where.posting.account
+
+
 def test_a_position_lives_through_the_kernel() -> None:
-    opened = environment()
-    status, result = outcome(OPENING, opened)
-    assert (status, result["status"], result["filledQuantity"]) == ("ok", "filled", "0.1")
-    assert opened.posting is not None
-    account = opened.posting.account
-    assert account.positions["BTC"].exit_plan.stop == 99_000
-    moved = environment(account)
-    assert outcome(UpdateExitPlan(symbol="BTC", stop=99_500), moved)[1]["exitPlan"]["stop"] == "99500"
-    assert moved.posting is not None
-    assert moved.posting.account.positions["BTC"].exit_plan.stop == 99_500
-    closed = environment(moved.posting.account)
-    assert outcome(ClosePosition(symbol="BTC", fraction=None), closed)[0] == "ok"
-    assert closed.posting is not None
-    assert not closed.posting.account.positions
+    opened = after(OPENING)
+    assert opened.positions["BTC"].quantity == Decimal("0.1")
+    assert opened.positions["BTC"].exit_plan.stop == 99_000
+    moved = after(UpdateExitPlan(symbol="BTC", stop=99_500), opened)
+    assert moved.positions["BTC"].exit_plan.stop == 99_500
+    assert not after(ClosePosition(symbol="BTC", fraction=None), moved).positions
 
 
 def test_decisions_refused_by_the_guard_never_reach_the_exchange() -> None:
@@ -104,26 +98,14 @@ def test_an_unknown_market_is_reported_with_the_known_ones() -> None:
     assert where.posting is None
 
 
-def test_an_old_book_refuses_to_close_and_keeps_the_position() -> None:
-    opened = environment()
-    outcome(OPENING, opened)
-    assert opened.posting is not None
-    late = environment(opened.posting.account, quoted_at=NOW - timedelta(minutes=1))
-    status, result = outcome(ClosePosition(symbol="BTC"), late)
+@pytest.mark.parametrize("decision", [ClosePosition(symbol="BTC"), UpdateExitPlan(symbol="BTC", stop=99_500)])
+def test_an_old_book_refuses_a_decision_and_keeps_the_position(decision: Change) -> None:
+    opened = after(OPENING)
+    late = environment(opened, quoted_at=NOW - timedelta(minutes=1))
+    status, result = outcome(decision, late)
     assert status == "rejected"
     assert result["reason"] == "the last BTC price is of 2025-01-02T11:59:00.000Z, too old to trade on"
-    assert late.posting is not None
-    assert late.posting.account.positions == opened.posting.account.positions
-
-
-def test_an_old_book_refuses_another_exit_plan() -> None:
-    opened = environment()
-    outcome(OPENING, opened)
-    assert opened.posting is not None
-    late = environment(opened.posting.account, quoted_at=NOW - timedelta(minutes=1))
-    status, result = outcome(UpdateExitPlan(symbol="BTC", stop=99_500), late)
-    assert (status, late.posting) == ("rejected", None)
-    assert result["reason"] == "the last BTC price is of 2025-01-02T11:59:00.000Z, too old to trade on"
+    assert late.posting is None or late.posting.account.positions == opened.positions
 
 
 def test_a_waiting_coroutine_cannot_run_at_once() -> None:

@@ -357,9 +357,9 @@ async def test_inactive_models_are_not_invoked_and_new_ones_are(floor: Floor) ->
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE models SET active = false WHERE id = 'ada'")
     assert [record.model.id for record in await floor.cycle()] == ["bob"]
-    summaries = {summary.model.id: summary for summary in await floor.invocations.model_summaries()}
-    assert summaries["ada"].invocation_count == 1
-    assert summaries["bob"].last_invoked_at == floor.clock.now()
+    activity = {model.id: activity for model, activity in await floor.invocations.model_activity()}
+    assert activity["ada"].invocation_count == 1
+    assert activity["bob"].last_invoked_at == floor.clock.now()
 
 
 async def test_a_queued_model_is_invoked_with_its_current_definition(database: Database) -> None:

@@ -253,14 +253,10 @@ class Budgets:
             return False
         if budget is not None and budget.state == "manage":
             cadence = max(cadence, MANAGE_EVERY)
-        return self._is_on_grid(cadence, now)
+        return self.is_on_grid(cadence, now)
 
-    def is_asked_for(self, model: Model, now: datetime) -> bool:
-        """Return whether a model is due in this cycle by its cadence, regardless of its budget."""
-        return self._is_on_grid(model.configuration.cadence, now)
-
-    def _is_on_grid(self, cadence: timedelta, now: datetime) -> bool:
-        """Return whether the cadence is due in this cycle. Like all schedules, it follows a fixed grid."""
+    def is_on_grid(self, cadence: timedelta, now: datetime) -> bool:
+        """Return whether a cadence is due in this cycle. Like all schedules, it follows a fixed grid."""
         if cadence <= CYCLE:
             return True
         last = self._last_cycle

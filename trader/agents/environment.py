@@ -1,6 +1,6 @@
 """The environment of an invocation in a service: the market feed, the exchange, and the inputs of its calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -13,7 +13,6 @@ from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.agents.execute import resting_order
 from trader.agents.observer import Observer
 from trader.agents.record import InvocationRecord
-from trader.agents.recorder import CallRecorder
 from trader.core.clock import Clock
 from trader.core.errors import Precondition
 from trader.exchange.domain.account import Account
@@ -46,7 +45,7 @@ class ServiceEnvironment:
         self.limits = limits
         self._restriction = restriction
         self._viewed_at = record.invocation.started_at
-        self._call: CallRecorder
+        self._answered: Callable[[Collection[str], datetime], CallInputs]
         self._inputs: CallInputs | None = None
 
     # --- clock --------------------------------------------------------------------------------------------------------
@@ -79,8 +78,8 @@ class ServiceEnvironment:
     async def risk_context(self) -> RiskContext:
         context = await self._observer.risk_context(self._account_id, self.now())
         context = replace(context, viewed_at=self._viewed_at, restriction=self._restriction)
-        self._call = self._observer.call_recorder(self._record.call.number, self.limits, context)
-        self._inputs = self._call.refused()
+        number = self._record.call.number
+        self._inputs, self._answered = self._observer.record_inputs(number, self.limits, context)
         return context
 
     def take_inputs(self) -> CallInputs | None:
@@ -110,7 +109,7 @@ class ServiceEnvironment:
             return unpriced
         self._inputs = None  # an unanswered call has none
         refusal = await self._exchange.set_exit_plan(self._account_id, symbol, plan)
-        self._inputs = self._call.answered([symbol], self.now())
+        self._inputs = self._answered([symbol], self.now())
         return refusal
 
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
@@ -118,7 +117,7 @@ class ServiceEnvironment:
         if resting is not None:
             self._inputs = None
             answer = await self._exchange.cancel_order(self._account_id, order_id)
-            self._inputs = self._call.answered([symbol], self.now())
+            self._inputs = self._answered([symbol], self.now())
             if answer.status is not OrderStatus.CANCELLED:
                 return f"The order {order_id} is {answer.status.value}."
         return refusal
@@ -127,5 +126,5 @@ class ServiceEnvironment:
         self._inputs = None
         await self._record.before_order()
         answers = await self._exchange.place_orders(*self._record.orders(approved))
-        self._inputs = self._call.answered([each.symbol for each in approved], answers[-1].at)
+        self._inputs = self._answered([each.symbol for each in approved], answers[-1].at)
         return answers

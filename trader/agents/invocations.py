@@ -5,7 +5,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -25,7 +24,7 @@ from trader.agents.sql.invocations import (
     select_payloads,
     select_tool_calls,
 )
-from trader.agents.sql.models import select_model_activity
+from trader.agents.sql.models import ModelActivity, select_model_activity
 from trader.core.errors import NotFound
 from trader.core.events import ConversationsChanged, Event
 from trader.core.variant_id import VariantId
@@ -49,15 +48,6 @@ class FinishedInvocation(msgspec.Struct, frozen=True):
     model: Model
     tool_calls: tuple[ToolCall, ...]
     answers: list[str] | None = None
-
-
-class ModelSummary(msgspec.Struct, frozen=True):
-    """A model, its number of finished invocations, the start of the last one, and the first manual trade."""
-
-    model: Model
-    invocation_count: int = 0
-    last_invoked_at: datetime | None = None
-    manual_since: datetime | None = None
 
 
 class InvocationReader:
@@ -122,12 +112,12 @@ class InvocationReader:
             payload = (await select_payloads(conn, [invocation])).get(invocation_id)
         return [] if payload is None else (await asyncio.to_thread(unpacked, payload)).messages
 
-    async def model_summaries(self) -> list[ModelSummary]:
+    async def model_activity(self) -> list[tuple[Model, ModelActivity]]:
         """Return every model with its activity, oldest first."""
         await self._models.reload()
         async with self._database.connection() as conn:
             activity = await select_model_activity(conn)
-        return [ModelSummary(model, *activity.get(model.id, ())) for model in self._models.by_id.values()]
+        return [(model, activity.get(model.id, ModelActivity())) for model in self._models.by_id.values()]
 
 
 def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -27,7 +27,6 @@ from trader.agents.domain.observation import (
 )
 from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.providers.taapi import Taapi
-from trader.agents.recorder import CallRecorder
 from trader.agents.sql.agent_view import (
     select_last_fills,
     select_lowest_equity,
@@ -156,10 +155,20 @@ class Observer:
             leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
         )
 
-    def call_recorder(self, number: int, limits: VariantLimits, context: RiskContext) -> CallRecorder:
-        """Return a recorder for the inputs of call `number`, which starts at this moment."""
+    def record_inputs(
+        self, number: int, limits: VariantLimits, context: RiskContext
+    ) -> tuple[CallInputs, Callable[[Collection[str], datetime], CallInputs]]:
+        """Return the inputs of call `number`, which starts at this moment, and what returns them with the market until
+        the exchange has answered it, about some markets at some time."""
         inputs = CallInputs.of(number, limits, self._exchange.rules, self._latency, context)
-        return CallRecorder(inputs, self._market)
+        quotes, last_update = dict(self._market.quotes()), next(reversed(self._market.recent()), None)
+
+        def answered(symbols: Collection[str], at: datetime) -> CallInputs:
+            latest = self._market.recent()
+            first = next((n for n, tick in enumerate(latest, 1) if tick is last_update), 0)
+            return inputs.answered(symbols, at, quotes, latest[first:], self._market.funding_rate)
+
+        return inputs, answered
 
     async def indicators(self, symbol: str, interval: Interval, now: datetime) -> tuple[list[Candle], Indicators]:
         """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""

@@ -1,7 +1,7 @@
 """Recorders: write the record of an invocation to its rows, and keep the inputs of its calls for reproduction."""
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -33,7 +33,6 @@ from trader.database.leadership import hold_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
 from trader.exchange.sql.accounts import select_answer_of_client
-from trader.market.feed import MarketFeed
 
 LED_BY_ANOTHER: Final = "another process leads now"
 
@@ -178,26 +177,6 @@ class InvocationRecorder(InvocationRecord):
 
     def _ended_at(self) -> datetime:
         return self.invocation.finished_at or self.invocation.started_at
-
-
-class CallRecorder:
-    """Records the inputs of one call: the state by which it is judged, then the market until its answer."""
-
-    def __init__(self, inputs: CallInputs, market: MarketFeed) -> None:
-        self._inputs = inputs
-        self._market = market
-        self._quotes = dict(market.quotes())
-        self._last_update = next(reversed(market.recent()), None)
-
-    def refused(self) -> CallInputs:
-        """Return the inputs of a call that the guard refused before it reached an order book."""
-        return self._inputs
-
-    def answered(self, symbols: Collection[str], at: datetime) -> CallInputs:
-        """Return the inputs of a call that reached the exchange and was answered at `at`."""
-        latest = self._market.recent()
-        first = next((n for n, tick in enumerate(latest, 1) if tick is self._last_update), 0)
-        return self._inputs.answered(symbols, at, self._quotes, latest[first:], self._market.funding_rate)
 
 
 def recovered_call(invocation_id: UUID, call: UnrecordedCall) -> ToolCall:

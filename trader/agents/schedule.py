@@ -137,13 +137,8 @@ class InvocationScheduler:
         self._is_closing = True
         self.external.close()
         self._slots.clear()
-        tasks = [task for task, _ in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
-            for task in late:
-                _log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
+        for late in await tasks.end(*(task for task, _ in self._running.values()), limit_s=CLOSE_S):
+            _log.error("%s did not end within %g s", late.get_name(), CLOSE_S)
 
     async def _close_left_open(self, now: datetime) -> None:
         """Close the invocations of a process that died, and add its unrecorded calls from the orders they placed."""
@@ -210,7 +205,9 @@ class InvocationScheduler:
         waiting = self.waiting()
         await self.budgets.begin_cycle(now, self._models.by_id)
         models = self._models.by_id.values()
-        wanted = [model for model in models if model.active and self.budgets.is_asked_for(model, now)]
+        wanted = [
+            model for model in models if model.active and self.budgets.is_on_grid(model.configuration.cadence, now)
+        ]
         external = [model for model in wanted if model.is_external]
         asked = [model for model in wanted if model.is_asked]
         active = [model for model in asked if self.budgets.is_due(model, now)]

@@ -79,11 +79,7 @@ class Webhooks:
 
     async def close(self) -> None:
         """End the calls; the next leader repeats them with the views that are still open."""
-        calls = [*self._calls.values()]
-        for call in calls:
-            call.cancel()
-        if calls:
-            await asyncio.wait(calls, timeout=CLOSE_S)
+        await tasks.end(*self._calls.values(), limit_s=CLOSE_S)
         await self._client.close()
 
     async def _call(self, model: Model, webhook: Webhook) -> None:

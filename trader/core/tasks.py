@@ -7,7 +7,7 @@ supervisor starts it again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 from trader.core.errors import TraderError
@@ -32,13 +32,12 @@ def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Ta
     return start(_keep(work, name), name)
 
 
-async def end(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel the tasks, and wait for their ends."""
+async def end(*tasks: asyncio.Task[Any] | None, limit_s: float | None = None) -> Collection[asyncio.Task[Any]]:
+    """Cancel the tasks, and wait for their ends, at most `limit_s` real seconds. Return those that go on."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
-    if begun:
-        await asyncio.wait(begun)
+    return (await asyncio.wait(begun, timeout=limit_s))[1] if begun else ()
 
 
 async def _keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

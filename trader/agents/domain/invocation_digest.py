@@ -46,17 +46,12 @@ def linked_record(link: ChainLink, record: ChainRecord) -> LinkedRecord:
 
 
 def record_text(record: ChainRecord, digests: PayloadDigests) -> bytes:
-    """Return the canonical record of a finished invocation, from which its digest is computed."""
-    return orjson.dumps(record_json(record, digests), option=orjson.OPT_SORT_KEYS)
+    """Return the canonical record of a finished invocation, from which its digest is computed.
 
-
-def record_json(record: ChainRecord, digests: PayloadDigests) -> dict[str, Any]:
-    """Return the digested record as a JSON value, which is canonical once its keys are sorted.
-
-    The arguments and results of calls are already canonical.
+    The arguments and results of calls are already canonical, so only the keys are sorted.
     """
     done = record.invocation
-    return {
+    content = {
         "id": str(done.id),
         "model": done.model_id,
         "entrant": done.entrant,
@@ -73,6 +68,7 @@ def record_json(record: ChainRecord, digests: PayloadDigests) -> dict[str, Any]:
         "startedAt": iso(done.started_at),
         "finishedAt": None if done.finished_at is None else iso(done.finished_at),
     }
+    return orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
 
 
 def order_ids(calls: Iterable[ToolCall]) -> list[str]:

@@ -24,10 +24,10 @@ from trader.database.pool import Page
 @procedure("models.getModels", long=True)
 async def get_models(context: Context, _: Empty) -> GetModelsOutput:
     """List the models with their activity."""
-    summaries = await context.invocations.model_summaries()
+    listed = await context.invocations.model_activity()
     warnings = context.invocations.warnings()
     return GetModelsOutput(
-        models=[ModelView.of(summary, warnings.by_model.get(summary.model.id)) for summary in summaries],
+        models=[ModelView.of(model, activity, warnings.by_model.get(model.id)) for model, activity in listed],
         warning=UNSET if warnings.summary is None else warnings.summary,
     )
 

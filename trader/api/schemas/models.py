@@ -12,8 +12,9 @@ from msgspec import Meta
 from trader.agents.domain.conversation import ChatMessage, reasoning_in
 from trader.agents.domain.invocations import EndedBy, ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
-from trader.agents.invocations import FinishedInvocation, ModelSummary
+from trader.agents.invocations import FinishedInvocation
 from trader.agents.sql.invocations import TurnOutcome
+from trader.agents.sql.models import ModelActivity
 from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
@@ -70,10 +71,9 @@ class ModelView(Wire, kw_only=True):
     warning: str | UnsetType = UNSET
 
     @classmethod
-    def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
-        model = summary.model
+    def of(cls, model: Model, activity: ModelActivity, warning: str | None) -> "ModelView":
         return cls.from_attributes(
-            model, summary, declared=DeclaredView.of(model), color=color_of(model), warning=warning
+            model, activity, declared=DeclaredView.of(model), color=color_of(model), warning=warning
         )
 
 
