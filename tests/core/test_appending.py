@@ -77,13 +77,11 @@ def anchors(folder: Path) -> Appender:
 
 
 def answers(folder: Path) -> Appender:
-    cassette = Cassette.load(folder)
+    cassette = Cassette(folder)
     cassette.open([])
     answer = ModelAnswer(text="holding", calls=(), message={}, model="one")
     kept = KeptAnswer(digest="d", model="one", at=AT, step=1, cost_usd=None, answer=answer)
-    return Appender(
-        folder / ANSWERS, lambda: cassette.add_now(kept), cassette.close, lambda: Cassette.load(folder).open([])
-    )
+    return Appender(folder / ANSWERS, lambda: cassette.add_now(kept), cassette.close, lambda: Cassette(folder).open([]))
 
 
 def exam_sittings(folder: Path) -> Appender:

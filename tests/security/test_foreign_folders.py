@@ -124,8 +124,8 @@ def test_what_differs_is_told_from_what_cannot_be_read(exam: Path, capsys: pytes
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "answers.jsonl": lambda file: Cassette.load(file.parent),
-    "models.json": lambda file: Cassette.load(file.parent),
+    "answers.jsonl": lambda file: Cassette(file.parent),
+    "models.json": lambda file: Cassette(file.parent),
     "trials.jsonl": check_trials,
     "BTCUSDT-1m-2025-01.csv": read_file,
     "BTCUSDT-1m-2025-01.csv.gz": read_file,

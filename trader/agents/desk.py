@@ -16,7 +16,7 @@ from uuid import UUID
 from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.guard import order_of
 from trader.agents.domain.invocations import ToolCall
-from trader.agents.domain.messages import account_json, decision_json, order_outcome
+from trader.agents.domain.messages import account_json, decisions_json, order_outcome
 from trader.agents.domain.models import Declared, Model
 from trader.agents.domain.tools import CALLS_MAX, Decision, FetchIndicators, FetchOrderBook, PlaceOrder
 from trader.agents.record import InvocationRecord
@@ -130,7 +130,7 @@ class AgentDesk(ABC, Generic[D]):
         if first is None:
             return None
         if isinstance(first, ToolCall):
-            is_same = first.metadata["decisions"] == [decision_json(order)]
+            is_same = first.metadata["decisions"] == decisions_json(order)
             status, result = first.status, first.metadata["results"][0]
         else:
             wanted = order_of(order, canonical_symbol(order.symbol)).order(model.id, UUID(int=0), 0)

@@ -78,7 +78,7 @@ class Chosen(NamedTuple):
         """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""
         if folder is None:
             return self
-        cassette = Cassette.load(folder) if self.cassette is None else self.cassette
+        cassette = Cassette(folder) if self.cassette is None else self.cassette
         for _, source in self.models:
             if isinstance(source, RecordingStrategySource) and isinstance(source.strategy, LoadedStrategy):
                 source.kept = KeptDecisions(cassette, self.spending)
@@ -122,7 +122,7 @@ async def choose_models(
     elif entrants.models:
         chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions)
     elif entrants.models_from and (Path(entrants.models_from) / ANSWERS).exists():
-        cassette = Cassette.load(Path(entrants.models_from))
+        cassette = Cassette(Path(entrants.models_from))
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
     elif entrants.models_from:
         chosen = Chosen(await _replayed(entrants.models_from, starts_at, ends_at), None, Spending(None), False)
@@ -211,7 +211,7 @@ def _of_strategy(entrants: Participants, at: datetime, guard: Mapping[str, int])
 
 def _cassette_of(entrants: Participants) -> Cassette:
     assert entrants.cassette is not None, "a backtest that asks has a cassette"
-    return Cassette.load(entrants.cassette)
+    return Cassette(entrants.cassette)
 
 
 # --- external agents --------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from trader.agents.domain.guard import STALE_DECISION
 from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
-from trader.agents.domain.messages import decision_json
 from trader.agents.domain.models import EXTERNAL, Model
 from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_NAMES, BadCall, Change, Decision, Holding, decode
@@ -59,7 +58,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, number: int, decision: Decision) -> "RecordedCall":
-        return cls(number, TOOL_NAMES[type(decision)], decision_json(decision))
+        return cls(number, TOOL_NAMES[type(decision)], msgspec.to_builtins(decision))
 
     @property
     def decision(self) -> Decision:

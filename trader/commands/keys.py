@@ -11,7 +11,7 @@ import msgspec
 from trader.agents.domain.models import EXTERNAL, Declared, Every, Model, ModelId, WebAddress
 from trader.agents.models_file import ModelEntry, variant_argument
 from trader.agents.providers.webhook import check_address, new_secret
-from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
+from trader.agents.sql.external import Webhook, delete_webhooks, select_webhooks, upsert_webhook
 from trader.agents.sql.models import select_models, update_model_active, update_model_configuration
 from trader.agents.variants import limits_of
 from trader.commands.command import (
@@ -388,7 +388,7 @@ async def webhook(options: argparse.Namespace, target: TargetDatabase) -> Result
     async with target.database.transaction() as conn:
         await _key_of(conn, "agent", options.name)
         if new is None:
-            await delete_webhook(conn, options.name)
+            await delete_webhooks(conn, options.name)
             return Result({"id": options.name, "webhook": None}, [f"{options.name} is not called."])
         await upsert_webhook(conn, options.name, new)
     return Result(

@@ -138,15 +138,9 @@ def account_json(account: Account, marks: Marks) -> dict[str, Any]:
     }
 
 
-def decision_json(decision: Decision) -> dict[str, Any]:
-    """Return a decoded decision, for the record."""
-    shown: dict[str, Any] = msgspec.to_builtins(decision)
-    return shown
-
-
 def decisions_json(decision: Decision) -> list[dict[str, Any]]:
     """Return the decoded decisions of a call, for the record: a pair is two."""
-    return list(map(decision_json, decision.orders if isinstance(decision, PlacePair) else (decision,)))
+    return list(map(msgspec.to_builtins, decision.orders if isinstance(decision, PlacePair) else (decision,)))
 
 
 def tool_message(call_id: str, result: dict[str, Any]) -> ChatMessage:

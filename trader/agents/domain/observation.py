@@ -6,7 +6,7 @@ from decimal import Decimal
 from functools import reduce
 from itertools import takewhile
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -67,28 +67,18 @@ def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_r
 
 def observe_positions(account: Account, marks: Marks, markets: Mapping[str, Market]) -> tuple[ObservedPosition, ...]:
     """Return the open positions, oldest first."""
-    ordered = sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
-    return tuple(
-        ObservedPosition(
-            symbol=symbol,
-            side=position.side,
-            quantity=position.quantity,
-            entry_price=position.entry_price,
-            mark=marks[symbol],
-            notional=position.notional(marks[symbol]),
-            margin=position.margin,
-            leverage=position.leverage,
-            unrealized=position.unrealized(marks[symbol]),
-            fees=position.fees,
-            funding=position.funding,
-            risk=position.risk,
-            liquidation_price=liquidation_price(account, symbol, marks, markets),
-            exit_plan=position.exit_plan,
-            confidence=position.confidence,
-            opened_at=position.opened_at,
-        )
-        for symbol, position in ordered
-    )
+    shown = []
+    for position in sorted(account.positions.values(), key=lambda held: (held.opened_at, held.symbol)):
+        mark = marks[position.symbol]
+        own: dict[str, Any] = {
+            "mark": mark,
+            "notional": position.notional(mark),
+            "unrealized": position.unrealized(mark),
+            "liquidation_price": liquidation_price(account, position.symbol, marks, markets),
+        }
+        same = {name: getattr(position, name) for name in ObservedPosition.__struct_fields__ if name not in own}
+        shown.append(ObservedPosition(**same, **own))
+    return tuple(shown)
 
 
 def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:

@@ -74,27 +74,20 @@ def view_digest(model: Model, answered_by: str, view: View) -> str:
 
 
 class Cassette:
-    """The recorded answers in a folder. One process at a time may append."""
+    """The recorded answers in a folder. One process at a time may append.
 
-    def __init__(
-        self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model], contexts: dict[str, int]
-    ) -> None:
-        self.folder = folder
-        self.models = models
-        self._answers = answers
-        self.contexts = contexts
-        self._file: FileIO | None = None
-        self._turn = asyncio.Lock()
+    A missing folder is an empty cassette; an incomplete last line is ignored.
 
-    @classmethod
-    def load(cls, folder: Path) -> "Cassette":
-        """Read a cassette. A missing folder is an empty cassette; an incomplete last line is ignored.
+    :raises SettingsError: one of its files cannot be read
+    """
 
-        :raises SettingsError: one of its files cannot be read
-        """
+    def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise SettingsError([f"{folder} is not a cassette: it is not a folder"])
-        return cls(folder, *_read(folder))
+        self.folder = folder
+        self._answers, self.models, self.contexts = _read(folder)
+        self._file: FileIO | None = None
+        self._turn = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._answers)

@@ -116,16 +116,9 @@ async def upsert_webhook(conn: Connection, model_id: str, webhook: Webhook) -> N
     await conn.execute(UPSERT_WEBHOOK, model_id, webhook.url, webhook.secret)
 
 
-DELETE_WEBHOOKS = "DELETE FROM webhooks"
+DELETE_WEBHOOKS = "DELETE FROM webhooks WHERE model_id = coalesce($1, model_id)"
 
 
-async def delete_webhooks(conn: Connection) -> None:
-    await conn.execute(DELETE_WEBHOOKS)
-
-
-DELETE_WEBHOOK = "DELETE FROM webhooks WHERE model_id = $1"
-
-
-async def delete_webhook(conn: Connection, model_id: str) -> None:
-    """Delete the webhook of an agent, if it has one."""
-    await conn.execute(DELETE_WEBHOOK, model_id)
+async def delete_webhooks(conn: Connection, model_id: str | None = None) -> None:
+    """Delete the webhook of an agent, if it has one, or those of all agents (None)."""
+    await conn.execute(DELETE_WEBHOOKS, model_id)

@@ -69,13 +69,11 @@ async def insert_link(conn: Connection, invocation_id: UUID, digests: PayloadDig
     await conn.execute(INSERT_LINK, invocation_id, view, answers, record_digest)
 
 
-SELECT_LINKS = """
-SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest, kind, record
-FROM chain_links
-WHERE position > $1
-ORDER BY position
-LIMIT $2
-"""
+LINK_COLUMNS: Final = ", ".join(ChainLink._fields)
+
+SELECT_LINKS = f"""
+SELECT {LINK_COLUMNS} FROM chain_links WHERE position > $1 ORDER BY position LIMIT $2
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLink]:
@@ -83,12 +81,9 @@ async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLi
     return [ChainLink(**row) for row in await conn.fetch(SELECT_LINKS, after, limit)]
 
 
-SELECT_LAST_LINK = """
-SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest, kind, record
-FROM chain_links
-ORDER BY position DESC
-LIMIT 1
-"""
+SELECT_LAST_LINK = f"""
+SELECT {LINK_COLUMNS} FROM chain_links ORDER BY position DESC LIMIT 1
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_last_link(conn: Connection) -> ChainLink | None:
