@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Final, Protocol
@@ -93,24 +93,15 @@ class RuleProvider:
         """Do nothing: there are no open resources."""
 
 
-class Providers(Mapping[str, Provider]):
+class Providers(dict[str, Provider]):
     """The providers by name, configured or defined by models. `make` creates the client of a definition."""
 
     def __init__(
         self, *providers: Provider, make: Callable[[ProviderDefinition], ProviderClient | None] | None = None
     ) -> None:
-        self._providers = {provider.name: provider for provider in providers}
+        super().__init__({provider.name: provider for provider in providers})
         self._make = make
         self._replaced: list[Provider] = []
-
-    def __getitem__(self, name: str) -> Provider:
-        return self._providers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._providers)
-
-    def __len__(self) -> int:
-        return len(self._providers)
 
     def learn(self, models: Iterable[Model]) -> None:
         """Create a client for every provider that models define; a changed definition replaces its client.
@@ -119,7 +110,7 @@ class Providers(Mapping[str, Provider]):
         """
         for model in models:
             definition = model.configuration.provider_definition
-            known = self._providers.get(model.provider)
+            known = self.get(model.provider)
             if definition is None or self._make is None or model.provider in (*PROVIDERS, *CODE_PROVIDERS):
                 continue
             if isinstance(known, ProviderClient) and known.definition == definition:
@@ -127,13 +118,13 @@ class Providers(Mapping[str, Provider]):
             if known is not None:
                 self._replaced.append(known)  # its pending requests continue
             if (client := self._make(definition)) is not None:
-                self._providers[model.provider] = client
+                self[model.provider] = client
             else:
-                self._providers.pop(model.provider, None)
+                self.pop(model.provider, None)
 
     async def close(self) -> None:
         """Close the connections of all providers."""
-        for provider in (*self._providers.values(), *self._replaced):
+        for provider in (*self.values(), *self._replaced):
             await provider.close()
 
 

@@ -9,10 +9,9 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
-import orjson
 
 from trader.agents.domain.conversation import value_in
 from trader.agents.domain.view import Supplementary
@@ -175,17 +174,13 @@ class Taapi:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), json_serialize=_dumps)
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
 
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
     """Return whether the span has passed, or the clock was set back to before its start."""
     return interval_elapsed(since + span, span, now)
-
-
-def _dumps(value: Any) -> str:
-    return orjson.dumps(value).decode()
 
 
 def make_supplier(settings: Settings, clock: Clock) -> Taapi | None:
