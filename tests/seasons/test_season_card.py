@@ -31,6 +31,7 @@ from support.published import (
     lines_of,
     only_lines,
     open_season,
+    play_season,
     read_table,
     record_rows,
     swap_names,
@@ -180,9 +181,7 @@ class Published:
 @pytest.fixture
 async def published(database: Database, call: Call, tmp_path: Path) -> Published:
     """The result of a season that was closed as the service does it, with the anchors of its closing."""
-    await open_season(database)
-    await add_rows(database)
-    await record_rows(database)
+    await play_season(database)
     made = await call("season", "close", "result")
     assert made.code == 0, made.err
     await write_anchors(database, tmp_path / "anchors")
@@ -328,47 +327,47 @@ async def test_no_random_change_of_a_result_is_accepted(published: Published) ->
     assert accepted == []
 
 
-async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(published: Published, call: Call) -> None:
-    async def refused(folder: Path) -> str:
-        checked = await call("season", "check", folder.name)
-        assert checked.code == 2
-        return checked.err
+def _linked(folder: Path) -> None:
+    (folder / "hours.csv").rename(folder.with_name("hours.csv"))
+    (folder / "hours.csv").symlink_to(folder.with_name("hours.csv"))
 
-    folder = published.copy()
-    (folder / "notes.txt").write_text("x")
-    assert "forged/notes.txt does not belong to the result of a season" in await refused(folder)
-    folder = published.copy()
-    (folder / "hours.csv").unlink()
-    assert "forged/hours.csv is missing" in await refused(folder)
-    folder = published.copy()
-    (folder / "hours.csv").unlink()
-    (folder / "hours.csv").symlink_to(published.folder / "hours.csv")
-    assert "forged/hours.csv is not a regular file" in await refused(folder)
-    folder = published.copy()
+
+def _piped(folder: Path) -> None:
     (folder / "report.html").unlink()
     os.mkfifo(folder / "report.html")
-    assert "forged/report.html is not a regular file" in await refused(folder)
-    folder = published.copy()
-    (folder / "card.json").write_text("[" * 100_000 + "]" * 100_000)
-    assert "forged/card.json cannot be read: more than 50 lists and objects within each other" in await refused(folder)
-    folder = published.copy()
-    with (folder / "record.jsonl").open("a") as lines:
-        lines.write('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
-    assert "of the record is nested too deeply" in await refused(folder)
-    folder = published.copy()
-    told = (folder / "record.jsonl").read_text().replace('"declared":null', '"declared":"1"', 1)
-    (folder / "record.jsonl").write_text(told)
-    assert "the record of season 1 contradicts itself: Expected `object | null`" in await refused(folder)
-    folder = published.copy()
-    (folder / "hours.csv").write_bytes(b"\xff\xfe")
-    assert "hours.csv cannot be read" in await refused(folder)
+
+
+def _nested(folder: Path) -> None:
+    write_lines(folder, [*lines_of(folder), '{"a":' * 100_000 + "1" + "}" * 100_000])
+
+
+FOREIGN: Final[dict[str, Callable[[Path], object]]] = {
+    "forged/notes.txt does not belong to the result of a season": lambda it: (it / "notes.txt").write_text("x"),
+    "forged/hours.csv is missing": lambda it: (it / "hours.csv").unlink(),
+    "forged/hours.csv is not a regular file": _linked,
+    "forged/report.html is not a regular file": _piped,
+    "forged/card.json cannot be read: more than 50 lists and objects within each other": lambda it: (
+        it / "card.json"
+    ).write_text("[" * 100_000 + "]" * 100_000),
+    "of the record is nested too deeply": _nested,
+    "the record of season 1 contradicts itself: Expected `object | null`": _in_record(
+        '"declared":null', '"declared":"1"'
+    ),
+    "hours.csv cannot be read": lambda it: (it / "hours.csv").write_bytes(b"\xff\xfe"),
+}
+"""What is said of a folder after each of these changes."""
+
+
+async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(published: Published, call: Call) -> None:
+    for said, forge in FOREIGN.items():
+        forge(published.copy())
+        checked = await call("season", "check", "forged")
+        assert (checked.code, said in checked.err) == (2, True), checked.err
 
 
 @pytest.mark.parametrize("name", ["hours", "positions"])
 async def test_tables_are_the_same_in_both_forms(database: Database, call: Call, name: str, tmp_path: Path) -> None:
-    await open_season(database)
-    await add_rows(database)
-    await record_rows(database)
+    await play_season(database)
     assert (await call("season", "close", "columns", "--tables", "parquet")).code == 0
     assert (await call("season", "check", "columns")).code == 0
     columns = load_table(tmp_path / "columns", name)
@@ -408,9 +407,7 @@ async def test_a_season_is_closed_once_its_last_hours_are_recorded_and_publishes
     database: Database, call: Call, tmp_path: Path
 ) -> None:
     later = replace(RULES, end=NEVER)
-    await open_season(database, later)
-    await add_rows(database)
-    await record_rows(database)
+    await play_season(database, later)
     refused = await call("season", "close", "early")
     assert refused.code == 1
     assert "season 1 (Winter) is open until 2200-01-01T00:00:00.000Z, or every comparison is decided" in refused.err
@@ -438,9 +435,7 @@ async def test_a_season_is_not_closed_before_the_results_of_its_last_hour_are_re
 ) -> None:
     """As when it ends during a downtime, within the minutes before an hour is recorded, or just before a snapshot."""
     end = {"rows": START + 202 * HOUR, "record": START + 190 * HOUR, "snapshot": START + 201 * HOUR}[missing]
-    await open_season(database, replace(RULES, end=end))
-    await add_rows(database)
-    await record_rows(database, end + 4 * MINUTE)
+    await play_season(database, replace(RULES, end=end), at=end + 4 * MINUTE)
     refused = await call("season", "close", "result")
     assert refused.code == 1
     assert f"season 1 (Winter) ended at {iso(end)}, but its results are only recorded up to" in refused.err
@@ -483,9 +478,7 @@ async def test_a_season_that_was_amended_while_its_result_was_read_stays_open(da
 async def test_a_season_may_be_closed_before_its_end_once_every_comparison_is_decided(
     database: Database, call: Call, entrants: list[str], stopping: Stopping, code: int
 ) -> None:
-    await open_season(database, replace(RULES, end=NEVER, entrants=entrants, stopping=stopping))
-    await add_rows(database)
-    await record_rows(database)
+    await play_season(database, replace(RULES, end=NEVER, entrants=entrants, stopping=stopping))
     assert (await call("season", "close", "result")).code == code
     if not code:
         assert (await call("season", "check", "result")).code == 0

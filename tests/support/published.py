@@ -47,6 +47,7 @@ from trader.record.results import record_results
 from trader.record.sql.chain import select_anchors
 
 HOURS: Final = 200
+RECORDED_AT = START + (HOURS + 1) * HOUR
 SEED: Final = "7"
 NEVER: Final = datetime(2200, 1, 1, tzinfo=UTC)
 RULES: Final = SeasonRules(
@@ -174,11 +175,18 @@ async def add_rows(database: Database) -> None:
         await insert_minutes(conn, [("BTC", candle) for candle in candles])
 
 
-async def record_rows(database: Database, at: datetime = START + (HOURS + 1) * HOUR) -> None:
+async def record_rows(database: Database, at: datetime = RECORDED_AT) -> None:
     """Add the rows to the record as at a time; by default all of them."""
     async with database.connection() as conn:
         term = await conn.fetchval("SELECT term FROM service_state")
     await record_results(database, term, at)
+
+
+async def play_season(database: Database, rules: SeasonRules = RULES, at: datetime = RECORDED_AT) -> None:
+    """Open a season, add its rows, and record them as at a time."""
+    await open_season(database, rules)
+    await add_rows(database)
+    await record_rows(database, at)
 
 
 async def write_anchors(database: Database, file: Path) -> None:
