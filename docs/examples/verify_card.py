@@ -473,7 +473,7 @@ def bound_problems(evidence: Row, season: Season) -> Iterator[str]:
 def equity_problems(season: Season) -> Iterator[str]:
     """Yield the hours that ended without a position and with another equity than fills and payments add up to."""
     for account in (row[0] for row in season.tables["models"]):
-        for run in filter(season.is_open, season.runs(account)):
+        for run in season.runs(account):
             ledger, place = season.ledger(account, run), 0
             equity, held = Decimal(run["initial_capital"]), defaultdict[str, Decimal](Decimal)
             for hour in season.hours(account, run):
@@ -506,7 +506,7 @@ def late_problems(season: Season, late: set[int]) -> Iterator[str]:
         rules = step.get("rules", rules)
 
 
-def problems(folder: Path, anchors: dict[int, str], *, adds_up: bool) -> Iterator[str]:
+def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
     names = {file.name for file in folder.iterdir() if file.is_file() and not file.is_symlink()}
     if names != FILES or len(list(folder.iterdir())) != len(FILES):
         yield f"the folder does not have exactly the files of a result: {names ^ FILES}"
@@ -541,7 +541,7 @@ def problems(folder: Path, anchors: dict[int, str], *, adds_up: bool) -> Iterato
     opened = season.steps[0]
     if "seed_digest" in opened and hashlib.sha256(step.get("seed", "").encode()).hexdigest() != opened["seed_digest"]:
         yield "the published seed does not have the digest of the opening"
-    yield from equity_problems(season) if adds_up else ()
+    yield from equity_problems(season)
     yield from late_problems(season, {number for name, number in record.late if name == step["season"]})
     yield from file_problems(folder, season, result, step["season"])
     until = f"{result['until']}: {len(season.tables['models'])} entrants, {len(lines)} links"
@@ -573,18 +573,16 @@ def read_anchors(file: Path) -> tuple[dict[int, str], list[str]]:
     return anchors, found or ([] if anchors else ["no anchor covers the record"])
 
 
-def verify(folder: Path, anchors: dict[int, str], *, adds_up: bool = False) -> list[str]:
-    """Return everything that is wrong with a result. `anchors` are the known digests by position; with `adds_up`, fills
-    and payments must add up to equity in flat hours.
-    """
+def verify(folder: Path, anchors: dict[int, str]) -> list[str]:
+    """Return everything that is wrong with a result. `anchors` are the known digests by position."""
     try:
-        return list(problems(folder, anchors, adds_up=adds_up))
+        return list(problems(folder, anchors))
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return [f"the result cannot be read: {error!r}"]
 
 
 if __name__ == "__main__":
     anchored, found = read_anchors(Path(sys.argv[2]))
-    found += verify(Path(sys.argv[1]), anchored, adds_up=True)
+    found += verify(Path(sys.argv[1]), anchored)
     print("\n".join(found) or "intact")
     sys.exit(bool(found))

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from support.records import (
     HOUR,
     MINUTE,
@@ -31,6 +32,7 @@ from trader.agents.sql.entrants import insert_entrant, upsert_missed_cycles
 from trader.agents.sql.invocations import insert_tool_call
 from trader.agents.verification import append_interrupted
 from trader.core.clock import iso
+from trader.core.money import ZERO
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.ledger import unopened_account
@@ -49,6 +51,7 @@ from trader.record.sql.chain import select_anchors
 HOURS: Final = 200
 RECORDED_AT = START + (HOURS + 1) * HOUR
 SEED: Final = "7"
+FEE: Final = Decimal("0.5")
 NEVER: Final = datetime(2200, 1, 1, tzinfo=UTC)
 RULES: Final = SeasonRules(
     name="Winter",
@@ -72,12 +75,12 @@ RULES: Final = SeasonRules(
 INSERT_FILL = """
 INSERT INTO fills (account_id, sequence, run_id, order_id, request_id, symbol, side, quantity, price, fee,
                    liquidation_fee, maker, cause, created_at)
-VALUES ($1, $2, $3, $4, $5, 'BTC', $6, 0.01, $7, 0.5, 0, $8, 'order', $9)
+VALUES ($1, $2, $3, $4, $5, 'BTC', $6, 1, $7, 0.5, 0, $8, 'order', $9)
 """
 INSERT_FUNDING = """
 INSERT INTO funding_payments (account_id, sequence, run_id, order_id, symbol, boundary, quantity, mark, rate, amount,
                               created_at)
-VALUES ($1, 2, $2, $3, 'BTC', $4, 0.01, 100000, 0.0001, -0.1, $4)
+VALUES ($1, 2, $2, $3, 'BTC', $4, 1, 100000, 0.0001, -0.1, $4)
 """
 INSERT_REQUEST = """
 INSERT INTO order_requests (id, account_id, run_id, created_at, answer)
@@ -98,32 +101,48 @@ async def open_season(database: Database, rules: SeasonRules = RULES) -> None:
         await insert_season_record(conn, amended)
 
 
-async def add_curve(conn: Connection, account_id: str, seed: int, drift: float) -> None:
-    returns = np.random.default_rng(seed).normal(drift, 0.004, HOURS)
+async def add_curve(conn: Connection, account_id: str, values: Iterable[Decimal]) -> None:
+    """Add the equity near the end of each hour."""
     rows = [
-        replace(make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, f"{value:.6f}"), leverage=1 + hour % 3)
-        for hour, value in enumerate(10_000 * np.exp(np.cumsum(returns)))
+        replace(make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, value), leverage=1 + hour % 3)
+        for hour, value in enumerate(values)
     ]
     await portfolio_store.insert_snapshots(conn, rows)
 
 
-async def _add_trades(conn: Connection, model_id: str, *, by_hand: bool) -> None:
-    """Add 18 round trips of an hour, nine hours apart; the first pays funding, the eighth may be a person's."""
-    run_id = id_of("run", model_id, 1)
+def returns(seed: int, drift: float) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).normal(drift, 0.004, HOURS)
+
+
+async def _add_trades(conn: Connection, model_id: str, seed: int, drift: float, *, by_hand: bool) -> None:
+    """Add 18 round trips of 1 BTC, each in nine of ten hours, and the equity that follows from their fills.
+
+    The first pays funding, the eighth may be a person's.
+    """
+    run_id, moves = id_of("run", model_id, 1), returns(seed, drift)
+    cash, curve = Decimal(10_000), list[Decimal]()
     for number in range(18):
-        closed_at = START + (number + 1) * 10 * HOUR
-        trade_id = await add_trade(conn, model_id, closed_at, label=number, funding="0" if number else "-0.1")
+        closed_at, hour = START + (number + 1) * 10 * HOUR, 10 * number + 1
+        gains = [round(cash * Decimal(gain), 2) for gain in np.expm1(np.cumsum(moves[hour : hour + 9]))]
+        curve += [cash, *(cash - FEE + gain for gain in gains)]
+        held, gross, funding = 9 * HOUR - 5 * MINUTE, gains[-1], ZERO if number else Decimal("-0.1")
+        trade_id = await add_trade(
+            conn, model_id, closed_at, label=number, held=held,
+            gross=f"{gross}", funding=f"{funding}", notional="100000", quantity="1",
+        )  # fmt: skip
         request: UUID | None = None
         if by_hand and number == 7:
             request = id_of("request", model_id)
             await conn.execute(INSERT_REQUEST, request, model_id, run_id, closed_at)
         fill = (run_id, trade_id, request)
         first = 3 * number + 1
-        await conn.execute(INSERT_FILL, model_id, first, *fill, "buy", 100_000, number % 2 == 0, closed_at - HOUR)
+        await conn.execute(INSERT_FILL, model_id, first, *fill, "buy", 100_000, number % 2 == 0, closed_at - held)
         if not number:
             await conn.execute(INSERT_FUNDING, model_id, run_id, trade_id, closed_at)
-        await conn.execute(INSERT_FILL, model_id, first + 2, *fill, "sell", 101_000, False, closed_at)
+        await conn.execute(INSERT_FILL, model_id, first + 2, *fill, "sell", 100_000 + gross, False, closed_at)
+        cash += gross - 2 * FEE + funding
     await conn.execute("UPDATE accounts SET sequence = 54 WHERE id = $1", model_id)
+    await add_curve(conn, model_id, [*curve, *[cash] * (HOURS - len(curve))])
 
 
 async def _add_decisions(conn: Connection, model_id: str, entrant: Entrant) -> None:
@@ -152,8 +171,7 @@ async def add_entrant(conn: Connection, model_id: str, seed: int, drift: float, 
         model_id=model_id, number=1, fingerprint=fingerprint, configuration="{}", answered_by=None, began_at=START
     )
     await insert_entrant(conn, entrant)
-    await _add_trades(conn, model_id, by_hand=by_hand)
-    await add_curve(conn, model_id, seed, drift)
+    await _add_trades(conn, model_id, seed, drift, by_hand=by_hand)
     await _add_decisions(conn, model_id, entrant)
 
 
@@ -164,12 +182,13 @@ async def add_rows(database: Database) -> None:
     async with database.transaction() as conn:
         await ensure_partitions(conn, START, START + HOURS * HOUR)
         await upsert_service_state(conn, DatabaseIdentity(f"synthetic:sha256:{seed_digest(SEED)}", "simulated"))
-        await add_entrant(conn, "ada", 1, 0.03)
+        await add_entrant(conn, "ada", 1, 0.02)
         await add_entrant(conn, "bob", 2, 0.0)
         await add_entrant(conn, "cat", 3, 0.0, by_hand=True)
         await add_entrant(conn, "dan", 5, 0.0)
         await baselines_store.upsert_baselines(conn, [baselines_store.SavedBaseline(BUY_AND_HOLD, state, START)])
-        await add_curve(conn, BUY_AND_HOLD.id, 4, 0.0)
+        held = 10_000 * np.exp(np.cumsum(returns(4, 0.0)))
+        await add_curve(conn, BUY_AND_HOLD.id, [round(Decimal(value), 6) for value in held])
         closes = [100_000.0 + hour % 7 for hour in range(-40, HOURS + 1)]
         candles = [Candle(START + n * HOUR, close, close, close, close, 0) for n, close in enumerate(closes, -40)]
         await insert_minutes(conn, [("BTC", candle) for candle in candles])
@@ -229,12 +248,25 @@ def vouch(folder: Path) -> None:
         card["digests"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     encoded = json.dumps(card, indent=2).encode()
     (folder / "card.json").write_bytes(encoded)
+    _close_again(folder, card=hashlib.sha256(encoded).hexdigest())
+
+
+def rebuild(folder: Path) -> None:
+    """Make the closing name the digest of the record before it."""
+    digest = bytes(32)
+    for line in lines_of(folder)[:-1]:
+        digest = hashlib.sha256(digest + hashlib.sha256(line.encode()).digest()).digest()
+    _close_again(folder, head=digest.hex())
+
+
+def _close_again(folder: Path, **result: str) -> None:
+    """Change the result in the closing, if the record ends with one."""
     lines = lines_of(folder)
     if lines and '\\"step\\":\\"closed\\"' in lines[-1]:
         closing = json.loads(lines[-1])
         row = closing["rows"]["season_records"][0]
         record = json.loads(row["record"])
-        record["result"]["card"] = hashlib.sha256(encoded).hexdigest()
+        record["result"] |= result
         row["record"] = json.dumps(record, sort_keys=True, separators=(",", ":"))
         row["digest"] = hashlib.sha256(row["record"].encode()).hexdigest()
         write_lines(folder, [*lines[:-1], json.dumps(closing, sort_keys=True, separators=(",", ":"))])

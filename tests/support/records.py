@@ -153,8 +153,9 @@ async def add_trade(
     held: timedelta = HOUR,
     number: int = 1,
     label: object = "",
+    quantity: str = "0.01",
 ) -> UUID:
-    """A completed trade of 0.01 BTC."""
+    """A completed trade of BTC."""
     gain, entry = Decimal(gross), Decimal(notional)
     trade_id = id_of("trade", account_id, closed_at, label)
     await conn.execute(
@@ -163,7 +164,7 @@ async def add_trade(
         account_id,
         id_of("run", account_id, number),
         side,
-        Decimal("0.01"),
+        Decimal(quantity),
         entry,
         entry / (leverage or 1),
         leverage is not None,

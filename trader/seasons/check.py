@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ import msgspec
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
 from trader.core.files import decode_json, read_regular
+from trader.core.money import format_decimal
 from trader.portfolio.domain.seasons import (
     FIXED_AT_START,
     Season,
@@ -42,6 +44,9 @@ from trader.seasons.record_reader import RecordReader, season_tables
 
 _TOLERANCE: Final = 1e-9
 """Figures from two machines may differ in their last digits."""
+
+_CENT: Final = Decimal("0.01")
+"""Equity may differ by this from what fills and payments add up to."""
 
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _NONCE: Final = re.compile(r"nonce(-|=\")[0-9a-f]{64}")
@@ -157,6 +162,7 @@ def _closing_differences(
     if (records := reader.seasons[season.number][:-1]) != list(season.records):
         yield FieldDifference("season.records", len(season.records), len(records))
     yield from _late_differences(reader, season)
+    yield from _equity_differences(reader, basis)
     complete = reader.complete_until(rules)
     is_early = basis.until < rules.end and rules.stopping == "decided" and is_decided
     if not (basis.until == rules.end or is_early) or (complete is not None and complete < basis.until):
@@ -165,6 +171,16 @@ def _closing_differences(
         published = None if seed is None else seed_digest(seed)
         if published != season.seed_digest:
             yield FieldDifference("SHA-256 of the published seed", published, season.seed_digest)
+
+
+def _equity_differences(reader: RecordReader, basis: Basis) -> Iterator[FieldDifference]:
+    """Yield the equities of accounts without a position that their fills and payments do not add up to."""
+    for account in reader.models(basis.season.rules, basis.until):
+        for run in reader.runs_of(account):
+            for hour, value in reader.flat_hours(account, run, basis.until):
+                if abs(hour.last - value) > _CENT:
+                    field = f"equity of {account} without a position at {iso(hour.last_at)}"
+                    yield FieldDifference(field, format_decimal(hour.last), format_decimal(value))
 
 
 def _late_differences(reader: RecordReader, season: Season) -> Iterator[FieldDifference]:

@@ -6,7 +6,7 @@ and nothing else. A published result and its check are both made of these tables
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ from trader.agents.domain.models import Model, ModelConfiguration
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exchange.domain.audit import LedgerEntry, recompute
-from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment
+from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment, OrderSide
 from trader.portfolio.behaviour import first_close
 from trader.portfolio.domain.behaviour import PositionPart
 from trader.portfolio.domain.histories import HourlyValue
@@ -34,6 +34,7 @@ TABLES: Final = (
     "payments", "decisions",
 )  # fmt: skip
 
+SETTLING: Final = timedelta(minutes=2)
 _HOUR: Final = timedelta(hours=1)
 _ORDERS: Final = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
 _LEDGER: Final = {
@@ -168,6 +169,34 @@ class RecordReader:
         rows = [row for key, row in self.states["runs"].items() if key[0] == account_id]
         return sorted(msgspec.convert(rows, list[SeasonRun]), key=lambda run: run.number)
 
+    def hours_of(self, account_id: str, run_id: str) -> list[HourlyValue]:
+        """Return the hours of a run."""
+        rows = [row for row in self.hours[account_id] if row["run_id"] == run_id]
+        return msgspec.convert(rows, list[HourlyValue], strict=False)  # an infinite leverage is a text
+
+    def entries(self, account_id: str, run_id: str, until: datetime) -> list[ResultRow]:
+        """Return the ledger of a run before a time, in order."""
+        rows = [row for row in self.ledger[account_id] if row["run_id"] == run_id]
+        return sorted((row for row in rows if _moment(row["created_at"]) < until), key=lambda row: row["sequence"])
+
+    def flat_hours(self, account_id: str, run: SeasonRun, until: datetime) -> Iterator[tuple[HourlyValue, Decimal]]:
+        """Yield the hours of a run that end without a position, and what its fills and payments add up to by then.
+
+        Hours that end within `SETTLING` of a fill or payment are left out, since their equity may precede it.
+        """
+        ledger = self.entries(account_id, run.id, until)
+        times = [_moment(row["created_at"]) for row in ledger]
+        value, held, place = run.initial_capital, defaultdict[str, Decimal](Decimal), 0
+        for hour in self.hours_of(account_id, run.id):
+            while place < len(ledger) and times[place] <= hour.last_at:
+                row, place = ledger[place], place + 1
+                value += _cash(row)
+                if row["table"] == "fills":
+                    held[row["symbol"]] += Decimal(row["quantity"]) * OrderSide(row["side"]).direction
+            is_near = any(abs(at - hour.last_at) < SETTLING for at in times[max(0, place - 1) : place + 1])
+            if hour.last_at < until and not is_near and not any(held.values()):
+                yield hour, value
+
     def models(self, rules: SeasonRules, until: datetime) -> dict[str, Model]:
         """Return the entrants of a season: the models that it has, with an account that was open at a moment."""
         models = map(read_model, self.states["models"].values())
@@ -234,7 +263,7 @@ class _Tables:
 
     def _add_run(self, account_id: str, run: SeasonRun, cost: Decimal | None) -> CurrentRun:
         """Add the part of a run in the season, with its hours."""
-        hours = [_hour(row) for row in self._record.hours[account_id] if row["run_id"] == run.id]
+        hours = self._record.hours_of(account_id, run.id)
         before = [value for value in hours if value.hour < self._start]
         leverages = [value.leverage for value in before if value.leverage is not None]
         whole = CurrentRun(account_id, UUID(run.id), run.initial_capital, run.started_at, number=run.number)
@@ -252,7 +281,7 @@ class _Tables:
     def _add_entrants(self, model_id: str, run: CurrentRun, decisions: Sequence[SeasonDecision]) -> None:
         manual = [
             _moment(row["created_at"])
-            for row in self._entries(model_id, str(run.run_id))
+            for row in self._record.entries(model_id, str(run.run_id), self._until)
             if row["table"] == "fills" and row["manual"]
         ]
         missed = [
@@ -300,28 +329,18 @@ class _Tables:
                     self.tables["past_entrants"].add(model_id, run.number, *named, first, min(over, default=None))
 
     def _account_run(self, model_id: str, run: SeasonRun, *, is_over: bool) -> AccountRun:
-        hours = [_hour(row) for row in self._record.hours[model_id] if row["run_id"] == run.id]
+        hours = self._record.hours_of(model_id, run.id)
         before = [value.last for value in hours if value.hour < self._start]
         known = [value.last for value in hours if value.hour < self._until]
-        entries = self._entries(model_id, run.id)
+        entries = self._record.entries(model_id, run.id, self._until)
         first, last = (values[-1] if values else run.initial_capital for values in (before, known))
         if is_over:  # its positions are closed, so its books give its value
-            orders = recompute(map(_entry, entries))
-            last = run.initial_capital + sum(
-                ((each.gross_pnl or ZERO) - each.fees + each.funding + each.insurance for each in orders), ZERO
-            )
+            last = run.initial_capital + sum(map(_cash, entries), ZERO)
         manual = [_moment(row["created_at"]) for row in entries if row.get("manual")]
         return AccountRun(model_id, max(run.started_at, self._start), first, last, min(manual, default=None))
 
-    def _entries(self, model_id: str, run_id: str) -> list[ResultRow]:
-        """Return the ledger of a run before the end, in order."""
-        rows = [row for row in self._record.ledger[model_id] if row["run_id"] == run_id]
-        return sorted(
-            (row for row in rows if _moment(row["created_at"]) < self._until), key=lambda row: row["sequence"]
-        )
-
     def _add_ledger(self, model_id: str, run: CurrentRun) -> None:
-        rows = self._entries(model_id, str(run.run_id))
+        rows = self._record.entries(model_id, str(run.run_id), self._until)
         for row in rows:
             at = _moment(row["created_at"])
             if at < self._start:
@@ -387,6 +406,14 @@ def position_parts(rows: Sequence[ResultRow], extremes: Mapping[str, tuple[float
     )
 
 
+def _cash(row: ResultRow) -> Decimal:
+    """Return what a row of the ledger adds to the cash of an account."""
+    if row["table"] != "fills":
+        return Decimal(row["amount"])
+    paid = Decimal(row["quantity"]) * Decimal(row["price"]) * OrderSide(row["side"]).direction
+    return -paid - Decimal(row["fee"]) - Decimal(row["liquidation_fee"])
+
+
 def _price(closing: ResultRow | None, name: str) -> float | None:
     return None if closing is None or closing[name] is None else float(closing[name])
 
@@ -409,10 +436,6 @@ def _call(model_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
         "reason": result.get("reason") or result.get("error"),
         "kind": call["type"],
     }
-
-
-def _hour(row: ResultRow) -> HourlyValue:
-    return msgspec.convert(row, HourlyValue, strict=False)  # an infinite leverage is a text
 
 
 def read_model(row: ResultRow) -> Model:
