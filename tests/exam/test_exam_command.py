@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import reduce
+from hashlib import sha256
 from operator import getitem
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from support.run_profile import is_nightly
 from support.trading_provider import TradingProvider, call, opening, trading_provider
 
 from trader.__main__ import main
+from trader.commands.audit import read_anchors
 from trader.exam.check import card_differences
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import read_plan, read_sittings, schedule
@@ -121,6 +123,45 @@ def test_a_strategy_earns_the_edge_that_it_knows_and_a_retake_is_shown(
     register.write_bytes(first)
     assert main(["exam", "check", str(tmp_path / "two")]) == 1
     assert "has this exam after [{'funding': 0}], and exam.json says {'funding': 1}" in capsys.readouterr().out
+
+
+def test_an_exam_is_anchored_before_its_first_question_and_none_can_be_dropped_afterward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchors, register = tmp_path / "anchors.jsonl", tmp_path / "exams.jsonl"
+    first, out = tmp_path / "first", tmp_path / "exam"
+    check = ("exam", "check", str(out), "--anchors", str(anchors))
+    monkeypatch.setenv("ANCHOR_URL", f"file://{tmp_path}/missing/anchors.jsonl")
+    assert exam(first, "--variant", "Apex", states=3) == 1
+    assert "ANCHOR_URL: the file cannot be written" in capsys.readouterr().err
+    assert not (first / "sittings.jsonl").read_bytes(), "no question was asked"
+    monkeypatch.setenv("ANCHOR_URL", f"file://{anchors}")
+    for folder, states in ((first, 3), (out, 2), (out, 2)):
+        assert exam(folder, "--variant", "Apex", states=states) == 0
+    sent = [orjson.loads(line) for line in anchors.read_bytes().splitlines()]
+    assert [each["position"] for each in sent] == [1, 2], "an exam that goes on is not sent again"
+    assert read_anchors(anchors) == [], "the record has anchors of its own"
+    assert main([*check]) == 0
+    monkeypatch.delenv("ANCHOR_URL")
+    assert exam(tmp_path / "third", "--variant", "Apex", states=2) == 0
+    assert main(["exam", "check", str(tmp_path / "third"), "--anchors", str(anchors)]) == 1
+    assert "no anchor covers line 3, which is this exam" in capsys.readouterr().out
+    lines = register.read_bytes().splitlines(keepends=True)
+    retold = orjson.loads(lines[0]) | {"entrants": ["somebody"]}
+    plan = orjson.loads((out / "exam.json").read_bytes()) | {"earlier": {"apex-rules": 0}}
+    (out / "exam.json").write_bytes(orjson.dumps(plan))
+    for forged_first in (None, orjson.dumps(retold) + b"\n"):
+        kept = [] if forged_first is None else [forged_first]
+        second = orjson.loads(lines[1]) | {"before": sha256(b"".join(kept)).hexdigest()}
+        register.write_bytes(b"".join([*kept, orjson.dumps(second) + b"\n"]))
+        assert main(["exam", "check", str(out)]) == 0, "without anchors, a rebuilt register says what it likes"
+        assert main([*check]) == 1
+        assert "no anchor covers line" in capsys.readouterr().out
+    register.write_bytes(lines[0])
+    assert main([*check]) == 1
+    assert "lines 1 to 2 are not those that were anchored" in capsys.readouterr().out
+    register.unlink()
+    assert main([*check]) == 2
 
 
 @pytest.mark.processes

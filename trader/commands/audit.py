@@ -121,23 +121,23 @@ def _describe_results(checked: chain.Verification) -> Iterator[str]:
         yield f"The ledger of {checked.waiting} accounts has rows since the last record; the next minute records them."
 
 
-def read_anchors(file: Path) -> list[Anchor]:
-    """Return the anchors of a file.
+def read_anchors(file: Path, *, of_exams: bool = False) -> list[Anchor]:
+    """Return the anchors of the chain, or those of exams, in a file.
 
     :raises StartError: the file cannot be read, a line is not an anchor, or two have other digests for one position
     """
-    anchors, number, known = [], 0, dict[int, Anchor]()
+    number, anchors, known = 0, list[Anchor](), dict[tuple[str | None, int], Anchor]()
     try:
         for number, line in enumerate(read_lines(file, BYTES_MAX), 1):
             if line.strip():
                 anchors.append(anchor := decode_json(line, AnchorLine).anchor(f"{file.name}, line {number}"))
-                if (other := known.setdefault(anchor.position, anchor)).digest != anchor.digest:
+                if (other := known.setdefault((anchor.register, anchor.position), anchor)).digest != anchor.digest:
                     raise ValueError(f"{other.source} has another digest for position {anchor.position}")
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
     except ValueError as error:  # includes errors of msgspec
         raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
-    return anchors
+    return [anchor for anchor in anchors if (anchor.register is not None) == of_exams]
 
 
 def _invocation_argument(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.backtest.spec import conditions_of, params_of
+from trader.commands.audit import anchors_argument, read_anchors
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, argument_of, command, count_argument, table
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
@@ -42,8 +43,10 @@ from trader.exam.report import (
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY, EVERY_STEP
+from trader.record.anchors import make_sink
 from trader.seasons.bundle import schema_file
-from trader.settings.forms import Form, whole_number
+from trader.settings.forms import Form, Secret, whole_number
+from trader.settings.settings import read_some
 
 STATES = 700
 """Default number of states: enough to separate shares of 0.5 and 0.1 with a noise of 1 in four of five exams."""
@@ -120,7 +123,7 @@ def exam_run(options: argparse.Namespace) -> Result:
     if problems:
         raise SettingsError(problems)
     try:
-        ended = asyncio.run(_run(_spec_of(options)))
+        ended = asyncio.run(_run(_spec_of(options), *read_some(os.environ, options.env_file, "anchor_url")))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     result = exam_result(ended.plan, ended.sittings)
@@ -158,12 +161,14 @@ class _StatesListener(ProgressListener):
         self._progress.show(done, unit)
 
 
-async def _run(spec: ExamSpec) -> ExamEnd:
-    listener = _StatesListener()
+async def _run(spec: ExamSpec, anchor_url: Secret | None) -> ExamEnd:
+    listener, sink = _StatesListener(), make_sink(anchor_url)
     try:
-        return await run(spec, listener)
+        return await run(spec, listener, sink)
     finally:
         listener.end()
+        if sink is not None:
+            await sink.close()
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -280,6 +285,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="the recording, for an exam on one")
     parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
     parser.add_argument("--strategies", type=Path, metavar="FOLDER", help="the strategy files, which then decide again")
+    anchors_argument(parser)
 
 
 @command("exam check", example="trader lab exam check exam", arguments=_check_arguments, compares=True)
@@ -288,7 +294,8 @@ def exam_check(options: argparse.Namespace) -> Result:
 
     Rule agents, and strategies whose files --strategies holds, decide again.
     """
-    wrong, again = asyncio.run(check(options.folder, options.data, options.funding, options.strategies))
+    anchors = None if options.anchors is None else read_anchors(options.anchors, of_exams=True)
+    wrong, again = asyncio.run(check(options.folder, options.data, options.funding, options.strategies, anchors))
     asked = f"{', '.join(again)} decided the same when asked again. " if again else ""
     lines = wrong or [f"Every score follows from the secret and the decisions. {asked}Other decisions are as recorded."]
     return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)

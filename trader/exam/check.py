@@ -1,6 +1,6 @@
 """Check of an exam: every state is drawn again, every decision executed again, and every score compared."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
 from functools import partial
@@ -22,6 +22,7 @@ from trader.exam.folder import ContradictoryExam, ExamPlan, judged, read_plan, r
 from trader.exam.opening import NOTHING, ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
+from trader.record.domain.chain import Anchor
 from trader.seasons.bundle import digest_code
 
 _EQUAL: Final = 1e-9
@@ -34,10 +35,14 @@ _OTHER_STATES: Final = (
 
 
 async def check(
-    folder: Path, data: Path | None = None, funding: str | None = None, strategies: Path | None = None
+    folder: Path,
+    data: Path | None = None,
+    funding: str | None = None,
+    strategies: Path | None = None,
+    anchors: Iterable[Anchor] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Return what is wrong with an exam, and the entrants who were asked again; nothing is wrong if every score follows
-    from the secret, the recording and the decisions, and none is missing.
+    from the secret, the recording and the decisions, and none is missing. With `anchors` the register must be theirs.
 
     Rule agents decide again if the same program began the exam, and so do the strategies whose files are in the folder
     `strategies`.
@@ -64,7 +69,7 @@ async def check(
     sittings = [sitting for state in states for sitting in state]
     if plan.states != drawn:  # then no score can follow
         return ([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
-    wrong = [*filter(None, [unregistered(folder, plan, secret)]), *_missing(plan, sittings)]
+    wrong = [*unregistered(folder, plan, secret, anchors), *_missing(plan, sittings)]
     for state in states:
         again = [
             Examinee(model, partial(_again, given, deciders)) for model, given in zip(plan.models, state, strict=True)

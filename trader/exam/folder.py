@@ -1,8 +1,9 @@
 """The folder of an exam: its plan, the secret of its worlds, and the decisions with their scores."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -31,6 +32,7 @@ from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, compare, 
 from trader.exam.domain.worlds import Edge, Kind
 from trader.exam.pairs import Horizon, RecordedMoment
 from trader.exam.sitting import Sitting
+from trader.record.domain.chain import Anchor, unmatched
 from trader.seasons.bundle import CodeDigest
 
 PLAN: Final = "exam.json"
@@ -169,37 +171,57 @@ def register(folder: Path, plan: ExamPlan, secret: str) -> ExamPlan:
     file = folder.parent / REGISTER
     file.parent.mkdir(parents=True, exist_ok=True)
     with open_appending(file, waits=True) as opened:
-        earlier, before = read_register(file)
-        entry = Registered(digest_of(plan.seed(secret)), before, plan.entrants)
+        earlier, digests = read_register(file)
+        entry = Registered(digest_of(plan.seed(secret)), digests[-1], plan.entrants)
         append(opened, msgspec.json.encode(entry) + b"\n")
     return replace(plan, earlier=_counted(earlier, plan))
 
 
-def read_register(file: Path) -> tuple[list[Registered], str]:
-    """Return the exams of a register and the digest of its lines.
+def read_register(file: Path) -> tuple[list[Registered], list[str]]:
+    """Return the exams of a register, and the digest of its first n lines at each place n.
 
     :raises StartError: it is damaged, or a line was changed or removed
     """
     entries, digest = list[Registered](), hashlib.sha256()
+    digests = [digest.hexdigest()]
     try:
         for line in read_lines(file, BYTES_MAX):
             entries.append(entry := decode_json(line, Registered))
-            if entry.before != digest.hexdigest():
+            if entry.before != digests[-1]:
                 raise StartError(f"{file}: line {len(entries)} does not follow from the lines before it")
             digest.update(line)
+            digests.append(digest.hexdigest())
     except (OSError, msgspec.MsgspecError) as error:
         raise StartError(f"{file} cannot be read: {error}") from None
-    return entries, digest.hexdigest()
+    return entries, digests
 
 
-def unregistered(folder: Path, plan: ExamPlan, secret: str) -> str | None:
-    """Return how a plan contradicts the register beside its folder, if there is one. Raise like `read_register`."""
+def register_anchor(folder: Path, at: datetime) -> Anchor:
+    """Return the anchor of the register beside an exam's folder as it is now. Raise like `read_register`."""
+    entries, digests = read_register(folder.parent / REGISTER)
+    return Anchor(len(entries), bytes.fromhex(digests[-1]), at, register=digests[1])
+
+
+def unregistered(folder: Path, plan: ExamPlan, secret: str, anchors: Iterable[Anchor] | None) -> Iterator[str]:
+    """Yield how a plan contradicts the register beside its folder, and how this contradicts its anchors.
+
+    Without anchors there need not be a register. Raise like `read_register`.
+    """
     file = folder.parent / REGISTER
-    entries, seed_digest = read_register(file)[0] if file.exists() else [], digest_of(plan.seed(secret))
-    counts = [_counted(entries[:n], plan) for n, each in enumerate(entries) if each.seed_digest == seed_digest]
-    if plan.earlier in counts or not file.exists():
-        return None
-    return f"{file} has {f'this exam after {counts}' if counts else 'no such exam'}, and {PLAN} says {plan.earlier}"
+    if anchors is None and not file.exists():
+        return
+    (entries, digests), seed_digest = read_register(file), digest_of(plan.seed(secret))
+    counts = {n: _counted(entries[:n], plan) for n, each in enumerate(entries) if each.seed_digest == seed_digest}
+    place = next((n + 1 for n, earlier in counts.items() if earlier == plan.earlier), None)
+    if place is None:
+        told = f"this exam after {list(counts.values())}" if counts else "no such exam"
+        yield f"{file} has {told}, and {PLAN} says {plan.earlier}"
+    if anchors is not None:
+        own = [anchor for anchor in anchors if anchor.register in digests[1:2]]
+        for anchor, _ in unmatched(own, dict(enumerate(map(bytes.fromhex, digests)))):
+            yield f"{file}: lines 1 to {anchor.position} are not those that were anchored ({anchor.source})"
+        if place is not None and place > max((anchor.position for anchor in own), default=0):
+            yield f"{file}: no anchor covers line {place}, which is this exam"
 
 
 def _counted(entries: Sequence[Registered], plan: ExamPlan) -> dict[str, int]:

@@ -7,18 +7,32 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from decimal import Decimal
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from trader.backtest.answers import AskingEnded
-from trader.core.errors import SettingsError
+from trader.core.clock import SystemClock
+from trader.core.errors import SettingsError, SinkUnavailable, StartError
 from trader.core.money import ZERO
 from trader.exam.domain.scores import UNDECIDED
-from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan, register
+from trader.exam.folder import (
+    ExamPlan,
+    ExamState,
+    Sheet,
+    begin,
+    is_begun,
+    judged,
+    read_plan,
+    read_sittings,
+    register,
+    register_anchor,
+)
 from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan, sit
 from trader.exam.sitting import Sitting
+from trader.record.anchors import AnchorSink
 
 _CHUNK: Final = 25
 """States that a process decides at once."""
@@ -46,11 +60,12 @@ class ExamEnd(NamedTuple):
     reason: str = ""
 
 
-async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
+async def run(spec: ExamSpec, listener: Listener, sink: AnchorSink | None = None) -> ExamEnd:
     """Let the entrants decide in the states that have no decision yet, until the plan ends or has its verdict.
 
-    Without a plan in the folder, one is made.
+    Without a plan in the folder, one is made. Before the first question `sink` receives the digest of the register.
 
+    :raises StartError: the sink does not answer
     :raises StrategyError: a strategy failed
     :raises SettingsError: entrants or settings differ from the plan, or the folder holds other files
     """
@@ -65,10 +80,19 @@ async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
             if not is_begun(spec.out):
                 plan, secret = new_plan(own, examined)
                 begin(spec.out, register(spec.out, plan, secret), secret)
+            if sink is not None and not read_sittings(spec.out, read_plan(spec.out)[0]):
+                await _anchor(sink, spec.out)
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd
         sample += 1
     return ended
+
+
+async def _anchor(sink: AnchorSink, folder: Path) -> None:
+    try:
+        await sink.send(register_anchor(folder, SystemClock().now()))
+    except SinkUnavailable as error:
+        raise StartError(f"ANCHOR_URL: {error}. No question was asked; repeat the command to go on.") from None
 
 
 def _as_planned(spec: ExamSpec, plan: ExamPlan, secret: str) -> ExamSpec:

@@ -34,20 +34,20 @@ class AnchorLine(msgspec.Struct, rename="camel"):
     position: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     digest: str
     anchored_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    register: str | None = None
 
     def anchor(self, source: str) -> Anchor:
         """Return the anchor. Raise ValueError if the digest is invalid."""
         digest = bytes.fromhex(self.digest)
         if len(digest) != 32:
             raise ValueError("a digest has 64 hexadecimal digits")
-        return Anchor(self.position, digest, self.anchored_at, source)
+        return Anchor(self.position, digest, self.anchored_at, source, self.register)
 
 
 def anchor_line(anchor: Anchor) -> bytes:
     """Return an anchor as one line of JSON, without its line break."""
-    return msgspec.json.encode(
-        {"position": anchor.position, "digest": anchor.digest.hex(), "anchoredAt": iso(anchor.anchored_at)}
-    )
+    line = {"position": anchor.position, "digest": anchor.digest.hex(), "anchoredAt": iso(anchor.anchored_at)}
+    return msgspec.json.encode(line if anchor.register is None else line | {"register": anchor.register})
 
 
 class AnchorSink(Protocol):

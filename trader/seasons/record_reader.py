@@ -5,6 +5,7 @@ and nothing else. A published result and its check are both made of these tables
 """
 
 import hashlib
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,9 +19,10 @@ from trader.agents.domain.models import Model, ModelConfiguration
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exchange.domain.audit import LedgerEntry, recompute
-from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment
 from trader.portfolio.behaviour import first_close
 from trader.portfolio.domain.behaviour import PositionPart
+from trader.portfolio.domain.equity_audit import EquityMismatch, compare_with_books
 from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.domain.seasons import Season, SeasonRecord, SeasonRules
 from trader.portfolio.seasons import scope_of
@@ -179,23 +181,19 @@ class RecordReader:
         rows = [row for row in self.ledger[account_id] if row["run_id"] == run_id]
         return sorted((row for row in rows if _moment(row["created_at"]) < until), key=lambda row: row["sequence"])
 
-    def flat_hours(self, account_id: str, run: SeasonRun, until: datetime) -> Iterator[tuple[HourlyValue, Decimal]]:
-        """Yield the hours of a run that end without a position, and what its fills and payments add up to by then.
+    def equity_mismatches(self, account_id: str, run: SeasonRun, until: datetime) -> Iterator[EquityMismatch]:
+        """Yield the hours of a run that end without a position and with another equity than its ledger adds up to.
 
-        Hours that end within `SETTLING` of a fill or payment are left out, since their equity may precede it.
+        Hours that end within `SETTLING` of a row of the ledger are left out, since their equity may precede it.
         """
-        ledger = self.entries(account_id, run.id, until)
+        ledger, hours = self.entries(account_id, run.id, until), list[HourlyValue]()
         times = [_moment(row["created_at"]) for row in ledger]
-        value, held, place = run.initial_capital, defaultdict[str, Decimal](Decimal), 0
         for hour in self.hours_of(account_id, run.id):
-            while place < len(ledger) and times[place] <= hour.last_at:
-                row, place = ledger[place], place + 1
-                value += _cash(row)
-                if row["table"] == "fills":
-                    held[row["symbol"]] += Decimal(row["quantity"]) * OrderSide(row["side"]).direction
+            place = bisect_right(times, hour.last_at)
             is_near = any(abs(at - hour.last_at) < SETTLING for at in times[max(0, place - 1) : place + 1])
-            if hour.last_at < until and not is_near and not any(held.values()):
-                yield hour, value
+            if hour.last_at < until and not is_near:
+                hours.append(msgspec.structs.replace(hour, sequence=ledger[place - 1]["sequence"] if place else 0))
+        yield from compare_with_books(run.initial_capital, map(_entry, ledger), hours, lambda _symbol, _at: None)
 
     def models(self, rules: SeasonRules, until: datetime) -> dict[str, Model]:
         """Return the entrants of a season: the models that it has, with an account that was open at a moment."""
@@ -335,7 +333,10 @@ class _Tables:
         entries = self._record.entries(model_id, run.id, self._until)
         first, last = (values[-1] if values else run.initial_capital for values in (before, known))
         if is_over:  # its positions are closed, so its books give its value
-            last = run.initial_capital + sum(map(_cash, entries), ZERO)
+            orders = recompute(map(_entry, entries))
+            last = run.initial_capital + sum(
+                ((each.gross_pnl or ZERO) - each.fees + each.funding + each.insurance for each in orders), ZERO
+            )
         manual = [_moment(row["created_at"]) for row in entries if row.get("manual")]
         return AccountRun(model_id, max(run.started_at, self._start), first, last, min(manual, default=None))
 
@@ -404,14 +405,6 @@ def position_parts(rows: Sequence[ResultRow], extremes: Mapping[str, tuple[float
     return sorted(
         parts, key=lambda part: (part.opened_at, part.symbol, part.closed_at is None, part.closed_at or part.opened_at)
     )
-
-
-def _cash(row: ResultRow) -> Decimal:
-    """Return what a row of the ledger adds to the cash of an account."""
-    if row["table"] != "fills":
-        return Decimal(row["amount"])
-    paid = Decimal(row["quantity"]) * Decimal(row["price"]) * OrderSide(row["side"]).direction
-    return -paid - Decimal(row["fee"]) - Decimal(row["liquidation_fee"])
 
 
 def _price(closing: ResultRow | None, name: str) -> float | None:

@@ -34,6 +34,19 @@ MoveOver = Callable[[datetime, datetime], Decimal | None]
 """Return the largest move of any market between two moments, as a fraction; None without a candle."""
 
 
+class EquityMismatch(NamedTuple):
+    """An equity outside of what ledger and market allow; `low` and `high` are equal without a position."""
+
+    at: datetime
+    equity: Decimal
+    low: Decimal
+    high: Decimal
+
+    def __str__(self) -> str:
+        limits = format_decimal(self.low) if self.low == self.high else f"{self.low:.2f} to {self.high:.2f}"
+        return f"equity at {iso(self.at)} is {format_decimal(self.equity)}, and {limits} by the ledger and the market"
+
+
 class _Books(NamedTuple):
     """The state of a ledger at a moment: the account's value without its positions, and its signed positions."""
 
@@ -55,7 +68,7 @@ class _Books(NamedTuple):
 
 def compare_with_books(
     capital: Decimal, entries: Iterable[LedgerEntry], hours: Iterable[HourlyValue], range_of: RangeOf
-) -> Iterator[str]:
+) -> Iterator[EquityMismatch]:
     """Yield the hours of a run whose equity contradicts the ledger up to its sequence, by which entries are ordered.
 
     Without positions equity must match exactly; with positions it must lie in the range that the candles allow.
@@ -63,11 +76,8 @@ def compare_with_books(
     sequences, states = zip(*_states(capital, entries), strict=True)
     for hour in hours:
         worth = states[bisect_right(sequences, hour.sequence) - 1].worth(hour.last_at, range_of)
-        if worth is None or worth.low <= hour.last <= worth.high:
-            continue
-        low, high = worth
-        limits = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
-        yield f"equity at {iso(hour.last_at)} is {format_decimal(hour.last)}, and {limits} by the ledger and the market"
+        if worth is not None and not worth.low <= hour.last <= worth.high:
+            yield EquityMismatch(hour.last_at, hour.last, *worth)
 
 
 def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[int, _Books]]:

@@ -5,7 +5,7 @@ or their order.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -50,12 +50,22 @@ class LinkedRecord(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """The head of the chain at some time; `source` says where it is recorded."""
+    """The head of the chain at some time; `source` says where it is recorded.
+
+    One with a `register` is of a register of exams, which the digest of its first line names, and not of the chain.
+    """
 
     position: int
     digest: bytes
     anchored_at: datetime
     source: str = "the table anchors"
+    register: str | None = None
+
+
+def unmatched(anchors: Iterable[Anchor], digests: Mapping[int, bytes]) -> list[tuple[Anchor, bytes | None]]:
+    """Return the anchors that the digests by position contradict, with the digest at their position."""
+    found = [(anchor, digests.get(anchor.position)) for anchor in anchors]
+    return [(anchor, digest) for anchor, digest in found if digest != anchor.digest]
 
 
 def answers_digest(answers: Sequence[str]) -> bytes | None:
