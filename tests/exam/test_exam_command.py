@@ -94,7 +94,16 @@ def test_an_exam_ends_at_the_verdict_on_its_pair_and_says_first_who_is_better(
     report = report_data(out / "report.html")
     assert report["result"]["comparisons"] == again["comparisons"]
     assert report["summary"].startswith("nothing earned 0.00 of what was there, sovereign-rules -")
-    for part in ("nothing is better than sovereign-rules after", "biased upward", "3 pairs were compared"):
+    named = next(
+        each for each in again["comparisons"] if each["first"] == "sovereign-rules" and each["second"] == "nothing"
+    )
+    low, high = (-bound for bound in named["interval"][::-1])
+    for part in (
+        f"of the oracle's usual value, 95 % from {low:+.2f} to {high:+.2f}.",
+        "nothing is better than sovereign-rules after",
+        "biased upward",
+        "3 pairs were compared; ",
+    ):
         assert part in report["summary"]
     shown = [example["entrant"] for example in report["examples"]]
     assert shown == [*2 * ["sovereign-rules"], *2 * ["apex-rules"]], "the best and the worst decision of each"
@@ -325,6 +334,23 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     (code / "secret").write_text("other")
     assert main(["exam", "check", str(code)]) == 1
     assert "is not the secret of this exam" in capsys.readouterr().out
+
+
+def test_a_report_that_says_something_else_fails_the_check_and_another_program_is_named(
+    taken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copytree(taken, tmp_path / "exam")
+    assert main(["exam", "report", str(out)]) == main(["exam", "check", str(out)]) == 0
+    told = (out / "report.html").read_text()
+    (out / "report.html").write_text(told.replace("sovereign-rules", "apex-rules", 1))
+    assert main(["exam", "check", str(out)]) == 1
+    assert "report.html: it says" in capsys.readouterr().out
+    plan = orjson.loads((out / "exam.json").read_bytes())
+    plan["code"] = {"version": "9.9", "digest": "0" * 64}
+    (out / "exam.json").write_bytes(orjson.dumps(plan))
+    (out / "card.json").unlink()
+    assert main(["exam", "check", str(out)]) == 0
+    assert "Begun by another program, trader 9.9: rule agents and report were not checked." in capsys.readouterr().out
 
 
 def test_the_second_part_is_decided_in_steps_reported_and_checked(

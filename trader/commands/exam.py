@@ -44,7 +44,7 @@ from trader.exam.report import (
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY, EVERY_STEP
 from trader.record.anchors import make_sink
-from trader.seasons.bundle import schema_file
+from trader.seasons.bundle import digest_code, schema_file
 from trader.settings.forms import Form, Secret, whole_number
 from trader.settings.settings import read_some
 
@@ -298,6 +298,8 @@ def exam_check(options: argparse.Namespace) -> Result:
     wrong, again = asyncio.run(check(options.folder, options.data, options.funding, options.strategies, anchors))
     asked = f"{', '.join(again)} decided the same when asked again. " if again else ""
     lines = wrong or [f"Every score follows from the secret and the decisions. {asked}Other decisions are as recorded."]
+    if not wrong and (code := read_plan(options.folder)[0].code) != digest_code():
+        lines.append(f"Begun by another program, trader {code.version}: rule agents and report were not checked.")
     return Result({"wrong": wrong, "again": again}, lines, EXIT_FAILED if wrong else EXIT_DONE)
 
 

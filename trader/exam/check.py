@@ -20,10 +20,12 @@ from trader.core.files import decode_json, read_regular
 from trader.exam.domain.scores import UNDECIDED
 from trader.exam.folder import ContradictoryExam, ExamPlan, judged, read_plan, read_states, unregistered
 from trader.exam.opening import NOTHING, ExamRoom, draw_states, recorded_room, sit, world_room
-from trader.exam.report import CARD_FILE, ExamCard, exam_card
+from trader.exam.page import page
+from trader.exam.report import CARD_FILE, REPORT_FILE, ExamCard, exam_card, exam_result
 from trader.exam.sitting import Examinee, Sitting
 from trader.record.domain.chain import Anchor
 from trader.seasons.bundle import digest_code
+from trader.seasons.check import text_differences
 
 _EQUAL: Final = 1e-9
 """Scores that differ by less, as fractions of equity, are equal."""
@@ -77,6 +79,7 @@ async def check(
         for given, new in zip(state, await sit(room, seed, drawn[state[0].state], again), strict=True):
             difference = _difference(given, new)
             wrong += [] if difference is None else [difference]
+    wrong += report_differences(folder, plan, secret, sittings) if plan.code == digest_code() else []
     return (wrong + card_differences(folder, plan, sittings), list(deciders))
 
 
@@ -140,6 +143,20 @@ def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) 
         for name in ExamCard.__struct_fields__
         if getattr(given, name) != getattr(expected, name)
     ]
+
+
+def report_differences(folder: Path, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[str]:
+    """Yield where the report, if there is one, is not that of the decisions. Raise like `text_differences`.
+
+    :raises StartError: it cannot be read
+    """
+    file = folder / REPORT_FILE
+    try:
+        own = page(exam_result(plan, sittings), plan, secret, sittings).encode() if file.exists() else b""
+        for each in text_differences(file, own) if own else ():
+            yield f"{REPORT_FILE}: it says {each.written!r}, and from the decisions follows {each.computed!r}"
+    except OSError as error:
+        raise StartError(f"{file} cannot be read: {error}") from None
 
 
 def _difference(given: Sitting, again: Sitting) -> str | None:

@@ -216,14 +216,16 @@ def _cell(figure: float, bounds: ConfidenceInterval | None = None, places: int =
 
 def comparison_lines(comparisons: Sequence[PairResult], *, is_recorded: bool) -> Iterator[str]:
     """Yield a line for each pair of entrants."""
-    unit = "of the volatility" if is_recorded else "of the oracle's usual value"
     for pair in comparisons:
         if pair.states:
             relation = f"{pair.verdict} {'than' if pair.verdict in ('better', 'worse') else 'from'}"
             bounds = f", 95 % from {pair.interval.low:+.2f} to {pair.interval.high:+.2f}" if pair.interval else ""
-            after = f"after {pair.states} states ({pair.mean:+.2f}{bounds} {unit})"
+            after = f"after {pair.states} states ({pair.mean:+.2f}{bounds} {_UNITS[is_recorded]})"
             yield f"{pair.first}: {relation} {pair.second} {after}"
 
+
+_UNITS: Final = ("of the oracle's usual value", "of the volatility")
+"""What the differences of pairs are measured in: in worlds, and in moments of a recording."""
 
 _MANAGED: Final = (
     f"Each state was managed in {STEPS} steps, {EVERY_STEP} apart. Values are those of one of {RESPONSES} responses. "
@@ -239,10 +241,15 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     pair = max(result.comparisons, key=lambda each: _rank(plan, each))
     is_turned = pair.mean < 0
     first, second = (own[name] for name in ((pair.second, pair.first) if is_turned else (pair.first, pair.second)))
-    unit = "of what was there" if result.recording_sha256 is None else "times the volatility in a state"
+    is_recorded = result.recording_sha256 is not None
+    unit = "times the volatility in a state" if is_recorded else "of what was there"
     words = [f"{first.entrant} earned {_earned(first)} {unit}, {second.entrant} {_earned(second)}."]
-    gaps = [(share.share - second.shares[edge].share, edge) for edge, share in first.shares.items()]
-    most = [f"{edge} ({gap:+.2f})" for gap, edge in sorted(gaps, reverse=True)[:2] if gap > 0]
+    if pair.interval is not None:
+        low, high = (-pair.interval.high, -pair.interval.low) if is_turned else pair.interval
+        gap = f"{abs(pair.mean):.2f} {_UNITS[is_recorded]}, 95 % from {low:+.2f} to {high:+.2f}"
+        words.append(f"The difference in a state is {gap}.")
+    gaps = [(share.share - second.shares[edge].share, edge, share.states) for edge, share in first.shares.items()]
+    most = [f"{edge} ({gap:+.2f} in {count} states)" for gap, edge, count in sorted(gaps, reverse=True)[:2] if gap > 0]
     after = f"after {pair.states} states" + (f", above all in {' and '.join(most)}" if most else "")
     if pair.verdict == UNDECIDED:
         leads = f"{first.entrant} leads {after}, but neither" if pair.mean else f"After {pair.states} states neither"
@@ -251,7 +258,13 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
         words.append(f"{first.entrant} is better than {second.entrant} {after}.")
     if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
         words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")
-    words.append("1 pair was compared." if len(own) == 2 else f"{len(result.comparisons)} pairs were compared.")
+    decided = sum(each.verdict != UNDECIDED for each in result.comparisons)
+    if len(own) > 2:
+        words.append(f"{len(result.comparisons)} pairs were compared; {decided or 'none'} of them can be told apart.")
+    else:
+        words.append("1 pair was compared.")
+    if result.states < result.planned and (plan.compared is None or pair.verdict == UNDECIDED):
+        words.append(f"The exam is not finished: {result.states} of {result.planned} states have decisions.")
     words += [_MANAGED] if result.managed else []
     words += [f"It is exam {count + 1} with the name {name}." for name, count in result.earlier.items() if count]
     return " ".join(words)

@@ -277,7 +277,8 @@ def _sitting(world: World, decided: DecidedAccount, judged: Valued, oracle: floa
     """Return the score of what an entrant decided in a world."""
     answer = decided.answer
     if judged.risk > SIZE_MAX * RISK_BUDGET:
-        why = f"{100 * judged.risk:.1f} % of equity; the limit is {100 * SIZE_MAX * RISK_BUDGET:.1f} %"
+        limit = f"the limit is {100 * SIZE_MAX * RISK_BUDGET:.1f} %"
+        why = f"a deviation of {100 * judged.risk:.1f} % of equity over four hours; {limit}"
         reasons = answer.reasons | {"risk budget": why}
         answer = replace(answer, refused=(*answer.refused, "risk budget"), reasons=reasons)
     return Sitting(

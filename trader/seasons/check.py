@@ -211,7 +211,7 @@ def compare_files(folder: Path, form: Format, derived: DerivedResult) -> list[Fi
     for name, table in derived.judged.basis.tables.items():
         if read_regular(folder / f"{name}.{form}") != derived.files[f"{name}.{form}"]:
             wrong += _row_differences(folder, table, form)
-    wrong += _text_differences(folder / REPORT, derived.files[REPORT])
+    wrong += text_differences(folder / REPORT, derived.files[REPORT])
     if _decoded(folder / SCHEMA) != msgspec.json.decode(derived.files[SCHEMA]):
         wrong.append(FieldDifference(SCHEMA, "other", "the schema of the card"))
     card = make_card(derived.judged, digest_files(folder, form))
@@ -242,7 +242,7 @@ def _plain(row: tuple[Any, ...]) -> list[Any]:
     return [iso(cell) if isinstance(cell, datetime) else cell for cell in row]
 
 
-def _text_differences(written: Path, computed: bytes) -> Iterator[FieldDifference]:
+def text_differences(written: Path, computed: bytes) -> Iterator[FieldDifference]:
     """Yield the first difference of two pages, in which figures may differ in their last digits."""
     if (content := read_regular(written)) == computed:
         return

@@ -7,7 +7,9 @@ import { Section, Sheet, figure, interval, text } from './report.js'
 
 const WORDS = `A share is the expected value of an entrant's decisions over that of a decision maker who knows the law of each
   state, costs included: 1 is all of it, 0 is what holding nothing earns, as the entrant "nothing" does. The exam measures whether a model finds structure
-  that is there and pays nothing where there is none. It does not promise profit.`
+  that is there and pays nothing where there is none. It does not promise profit: no exam's scores have been shown to go
+  with results in money, and these cover the laws of its worlds only. Intervals are at 95 % and hold at every look; where there
+  are fewer than 20 states there is none, and a single edge then says little.`
 const RECORDED = `Every entrant decided in the same moments of a recording, with the same account, which every second time held
   a position. The noise of the market is in these outcomes. They do not promise profit.`
 const CHECK = `Whoever has the exam's folder can check it: trader lab exam check draws the states again from the secret, and executes
@@ -45,8 +47,10 @@ export function Report({ data }) {
             points of equity per state." entrants=${entrants}
             of="burntBp" places=${1} />`
     }
-    <${Section} title="Pairs" words="The verdicts hold at every look: that of a registered pair by itself, all others as one
-      family. The level is one over the largest wealth of a bet on the difference."><${Sheet} label="Pairs" rows=${pairs} columns=${[
+    <${Section} title="Pairs" words=${`A pair without a verdict may differ in either direction. Differences are those of
+      the scores in a state, in units ${isRecorded ? 'of the volatility' : `of what the oracle usually earns, 1.05 % of equity, states where nothing pays
+      included`}. The verdicts hold at every look: that of a registered pair by itself, all others as one family. The
+      level is one over the largest wealth of a bet on the difference.`}><${Sheet} label="Pairs" rows=${pairs} columns=${[
         text('first', 'entrant'),
         text('second', 'other'),
         text('verdict', 'verdict'),
@@ -88,7 +92,7 @@ const scaleOfRows = rows =>
 
 /** The column of their intervals on a common scale, which its head tells. */
 const intervals = (bounds, places) =>
-  interval(bounds.map(bound => signed(bound, places)).join(' to '), bounds, ({ value, interval }) => {
+  interval(`95 % (on ${bounds.map(bound => signed(bound, places)).join(' to ')})`, bounds, ({ value, interval }) => {
     const [low, high] = interval ?? []
     const told = interval && `${signed(low, places)} to ${signed(high, places)}`
     return { value, low, high, unit: '', places, told }
@@ -97,7 +101,7 @@ const intervals = (bounds, places) =>
 /** One entrant: its share of the oracle in each edge, with intervals and sizes. */
 function Profile({ one, bounds }) {
   const notes = Object.entries(one.refusals).map(
-    ([rule, count]) => `refused ${count} × ${rule} (${one.reasons[rule] ?? rule})`,
+    ([rule, count]) => `refused ${count} times by the rule “${rule}”, such as: ${one.reasons[rule] ?? rule}`,
   )
   if (one.costUsdPerState != null)
     notes.push(`${number(one.costUsdPerState, 4)} USD and ${number(one.tokensPerState ?? 0, 0)} tokens per state`)
