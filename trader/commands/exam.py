@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -45,6 +45,7 @@ from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY, EVERY_STEP
 from trader.record.anchors import make_sink
 from trader.seasons.bundle import digest_code, schema_file
+from trader.seasons.card import Card
 from trader.settings.forms import Form, Secret, whole_number
 from trader.settings.settings import read_some
 
@@ -308,16 +309,6 @@ def _relate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("season", type=Path, help="the folder of a season's result")
 
 
-class _Account(msgspec.Struct, rename="camel"):
-    model_id: str
-    initial_capital: Annotated[float, msgspec.Meta(gt=0)]
-    equity: float
-
-
-class _SeasonCard(msgspec.Struct):
-    accounts: list[_Account]
-
-
 @command("exam relate", example="trader lab exam relate exam winter", arguments=_relate_arguments)
 def exam_relate(options: argparse.Namespace) -> Result:
     """Print how far an exam ranks its entrants as a season did: the rank correlation, with its interval.
@@ -328,10 +319,10 @@ def exam_relate(options: argparse.Namespace) -> Result:
     entrants = exam_result(plan, read_sittings(options.folder, plan)).entrants
     shares = {each.entrant: each.share.share for each in entrants if each.share is not None}
     try:
-        card = decode_json(read_regular(options.season / CARD_FILE), _SeasonCard)
+        card = decode_json(read_regular(options.season / CARD_FILE), Card)
     except (OSError, msgspec.MsgspecError) as error:
         raise StartError(f"{options.season / CARD_FILE} is not the card of a season: {error}") from None
-    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in card.accounts}
+    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in card.accounts if each.initial_capital}
     both = [name for name in shares if name in returns]
     found = rank_correlation([shares[name] for name in both], [returns[name] for name in both])
     if found is None:

@@ -21,11 +21,11 @@ from trader.exam.domain.scores import UNDECIDED
 from trader.exam.folder import ContradictoryExam, ExamPlan, judged, read_plan, read_states, unregistered
 from trader.exam.opening import NOTHING, ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.page import page
-from trader.exam.report import CARD_FILE, REPORT_FILE, ExamCard, exam_card, exam_result
+from trader.exam.report import CARD_FILE, REPORT_FILE, exam_card
 from trader.exam.sitting import Examinee, Sitting
 from trader.record.domain.chain import Anchor
 from trader.seasons.bundle import digest_code
-from trader.seasons.check import text_differences
+from trader.seasons.check import differences, text_differences
 
 _EQUAL: Final = 1e-9
 """Scores that differ by less, as fractions of equity, are equal."""
@@ -70,7 +70,7 @@ async def check(
     drawn = draw_states(room, seed, plan)
     sittings = [sitting for state in states for sitting in state]
     if plan.states != drawn:  # then no score can follow
-        return ([_OTHER_STATES, *card_differences(folder, plan, sittings)], [])
+        return ([_OTHER_STATES, *file_differences(folder, plan, secret, sittings)], [])
     wrong = [*unregistered(folder, plan, secret, anchors), *_missing(plan, sittings)]
     for state in states:
         again = [
@@ -79,8 +79,7 @@ async def check(
         for given, new in zip(state, await sit(room, seed, drawn[state[0].state], again), strict=True):
             difference = _difference(given, new)
             wrong += [] if difference is None else [difference]
-    wrong += report_differences(folder, plan, secret, sittings) if plan.code == digest_code() else []
-    return (wrong + card_differences(folder, plan, sittings), list(deciders))
+    return ([*wrong, *file_differences(folder, plan, secret, sittings)], list(deciders))
 
 
 def _deciders(plan: ExamPlan, folder: Path | None) -> dict[str, Strategy]:
@@ -123,40 +122,26 @@ def _again(given: Sitting, deciders: Mapping[str, Strategy], model: Model, ends_
     return Idle() if not decided or model.id == NOTHING.id else ReplayedDecisions(model, decided)
 
 
-def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
-    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions.
+def file_differences(folder: Path, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[str]:
+    """Yield where card and report, if there are any, do not follow from the plan and the decisions.
 
-    :raises StartError: it cannot be read
+    A report is compared if this program began the exam.
+
+    :raises StartError: a file cannot be read
+    :raises SettingsError: the report is not text
     """
-    file = folder / CARD_FILE
-    if not file.exists():
-        return []
-    try:
-        given = decode_json(read_regular(file), ExamCard)
-    except msgspec.ValidationError as error:
-        return [f"{CARD_FILE} is not the card of an exam: {error}"]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StartError(f"{file} cannot be read: {error}") from None
+    card, report = folder / CARD_FILE, folder / REPORT_FILE
     expected = exam_card(plan, sittings)
-    return [
-        f"{CARD_FILE}: {name} does not follow from the decisions"
-        for name in ExamCard.__struct_fields__
-        if getattr(given, name) != getattr(expected, name)
-    ]
-
-
-def report_differences(folder: Path, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[str]:
-    """Yield where the report, if there is one, is not that of the decisions. Raise like `text_differences`.
-
-    :raises StartError: it cannot be read
-    """
-    file = folder / REPORT_FILE
     try:
-        own = page(exam_result(plan, sittings), plan, secret, sittings).encode() if file.exists() else b""
-        for each in text_differences(file, own) if own else ():
-            yield f"{REPORT_FILE}: it says {each.written!r}, and from the decisions follows {each.computed!r}"
-    except OSError as error:
-        raise StartError(f"{file} cannot be read: {error}") from None
+        if card.exists():
+            given = decode_json(read_regular(card), object)
+            for each in differences(given, msgspec.json.decode(msgspec.json.encode(expected))):
+                yield f"{CARD_FILE}: {each.field} is {each.written!r}, and by the decisions {each.computed!r}"
+        if report.exists() and plan.code == digest_code():
+            for each in text_differences(report, page(expected.result, plan, secret, sittings).encode()):
+                yield f"{REPORT_FILE}: it says {each.written!r}, and by the decisions {each.computed!r}"
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{folder}: a file cannot be read: {error}") from None
 
 
 def _difference(given: Sitting, again: Sitting) -> str | None:

@@ -103,11 +103,6 @@ class Examined(NamedTuple):
             if isinstance(source, RecordingStrategySource)
         }
 
-    @property
-    def is_code(self) -> bool:
-        """Whether only code decides, so that other processes can decide as well."""
-        return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
-
 
 async def sit(room: ExamRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
     """Let entrants decide in a state. Raise like `decide`."""

@@ -2,9 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
 from functools import cached_property
 from random import Random
 from typing import Final, Literal
@@ -19,7 +18,7 @@ from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import OUTCOME_MAX
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide
 from trader.exchange.domain.account import equity
-from trader.market.domain.markets import Candle, Interval, Market
+from trader.market.domain.markets import Interval, Market
 from trader.market.sources.files import Minutes
 from trader.market.sources.recorded_minutes import PlainMinutes
 from trader.market.sources.replay import ReplaySource
@@ -54,19 +53,11 @@ class RecordedPast:
     """A span of a recording, with plain minutes instead of the paths of a replay."""
 
     def __init__(self, source: ReplaySource, recordings: Mapping[str, PlainMinutes], span: range) -> None:
-        self._source = source
         self.recordings = recordings
         self.span = span
         self.markets: Mapping[str, Market] = source.markets
-
-    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._source.funding_rate(symbol, boundary)
-
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return self._source.known_funding_rate(symbol, boundary)
-
-    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        return await self._source.candles(symbol, interval, start, end)
+        self.funding_rate, self.known_funding_rate = source.funding_rate, source.known_funding_rate
+        self.candles = source.candles
 
     async def prepare_paths(self, at: datetime) -> None:
         """Do nothing: a path follows from its candle."""
@@ -118,7 +109,9 @@ class RecordedRoom:
         grid_s, reach = HORIZON * _MINUTE_S, max(1, self._minutes // HORIZON)
         drawn: dict[int, None] = {}
         for turn in range(max(map(len, strata), default=0)):
-            for at in _turn(strata, turn, rng):
+            moments = [stratum[turn] for stratum in strata if turn < len(stratum)]
+            rng.shuffle(moments)
+            for at in moments:
                 if not any(at + step * grid_s in drawn for step in range(1 - reach, reach)):
                     drawn[at] = None
         if len(drawn) < count:
@@ -131,8 +124,8 @@ class RecordedRoom:
             )
         symbols = sorted(self._recordings)
         standing = [Standing(rng.choice(symbols), rng.choice((-1, 1)), _STANDING_WEIGHT, _STANDING_STOP) for _ in drawn]
-        moments = zip(drawn, standing, strict=True)
-        return [RecordedMoment(at, held if place % 2 else None) for place, (at, held) in enumerate(moments)][:count]
+        placed = enumerate(zip(drawn, standing, strict=True))
+        return [RecordedMoment(at, held if place % 2 else None) for place, (at, held) in placed][:count]
 
     def _strata(self) -> list[list[int]]:
         """Return the moments, every four hours, by terciles of volatility, hour, and workday or weekend."""
@@ -201,13 +194,6 @@ class RecordedRoom:
     def _closing(self, market: BacktestMarket, symbol: str, second: int) -> float:
         quote = market.quote(symbol, second)
         return self._taker[symbol] + float((quote.ask - quote.bid) / (2 * quote.mark))
-
-
-def _turn(strata: Sequence[Sequence[int]], turn: int, rng: Random) -> Iterator[int]:
-    """Return one moment of each stratum that has enough, in random order."""
-    moments = [stratum[turn] for stratum in strata if turn < len(stratum)]
-    rng.shuffle(moments)
-    return iter(moments)
 
 
 def _drift(minutes: Minutes, horizon: int) -> float:

@@ -259,10 +259,8 @@ def summary(plan: ExamPlan, result: ExamResult) -> str:
     if plan.compared is not None and result.states < result.planned and pair.verdict != UNDECIDED:
         words.append("The exam ended at this verdict: the mean difference is biased upward, its interval is not.")
     decided = sum(each.verdict != UNDECIDED for each in result.comparisons)
-    if len(own) > 2:
-        words.append(f"{len(result.comparisons)} pairs were compared; {decided or 'none'} of them can be told apart.")
-    else:
-        words.append("1 pair was compared.")
+    several = f"{len(result.comparisons)} pairs were compared; {decided or 'none'} of them can be told apart."
+    words.append("1 pair was compared." if len(own) == 2 else several)
     if result.states < result.planned and (plan.compared is None or pair.verdict == UNDECIDED):
         words.append(f"The exam is not finished: {result.states} of {result.planned} states have decisions.")
     words += [_MANAGED] if result.managed else []

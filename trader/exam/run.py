@@ -14,22 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.backtest.answers import AskingEnded
+from trader.backtest.sources import AiSource
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, SinkUnavailable, StartError
 from trader.core.money import ZERO
 from trader.exam.domain.scores import UNDECIDED
-from trader.exam.folder import (
-    ExamPlan,
-    ExamState,
-    Sheet,
-    begin,
-    is_begun,
-    judged,
-    read_plan,
-    read_sittings,
-    register,
-    register_anchor,
-)
+from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan, register, register_anchor
 from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan, sit
 from trader.exam.sitting import Sitting
 from trader.record.anchors import AnchorSink
@@ -80,9 +70,7 @@ async def run(spec: ExamSpec, listener: Listener, sink: AnchorSink | None = None
             if not is_begun(spec.out):
                 plan, secret = new_plan(own, examined)
                 begin(spec.out, register(spec.out, plan, secret), secret)
-            if sink is not None and not read_sittings(spec.out, read_plan(spec.out)[0]):
-                await _anchor(sink, spec.out)
-            ended = await _sample(own, examined, listener)
+            ended = await _sample(own, examined, listener, sink)
         spent += ended.spent_usd
         sample += 1
     return ended
@@ -118,7 +106,7 @@ def _of_sample(spec: ExamSpec, sample: int, spent: Decimal) -> ExamSpec:
     return replace(spec, entrants=entrants, sample=sample)
 
 
-async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> ExamEnd:
+async def _sample(spec: ExamSpec, examined: Examined, listener: Listener, sink: AnchorSink | None) -> ExamEnd:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
     plan, secret = read_plan(spec.out)
     if problems := list(_unlike(plan, examined, exam_environ(spec.conditions))):
@@ -126,11 +114,14 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
     spending, sheet = examined.chosen.spending, Sheet(spec.out, plan)
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(sheet))
+        if sink is not None and not sheet.sittings:
+            await _anchor(sink, spec.out)
         examined.chosen.open_cassette(stack)
         spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
         sat = {sitting.state for sitting in sheet.sittings if sitting.sample == spec.sample}
         left = [state for state in plan.states if state.number not in sat]
-        decide = _by_processes if examined.is_code and spec.workers > 1 else _in_this_process
+        is_code = not any(isinstance(source, AiSource) for _, source in examined.chosen.models)
+        decide = _by_processes if is_code and spec.workers > 1 else _in_this_process
         decided = await stack.enter_async_context(aclosing(decide(spec, examined, plan.seed(secret), left)))
         try:
             async for sittings in decided:

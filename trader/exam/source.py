@@ -38,8 +38,7 @@ class WorldPast:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self._funding[symbol]
 
-    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
-        return self._funding[symbol]
+    known_funding_rate = funding_rate
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         place, span_s = self._world.symbols.index(symbol), int(INTERVALS[interval].total_seconds())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -109,45 +109,31 @@ class FileSink:
 
     def __init__(self, url: str) -> None:
         self._path = unquote(urlsplit(url).path)
-        self._writing: asyncio.Future[None] | None = None
+        self._writing: Future[None] | None = None
 
     async def send(self, anchor: Anchor) -> None:
         if self._writing is not None and not self._writing.done():
             raise SinkUnavailable("the file system is still stuck on the last anchor")
-        self._writing = writing = asyncio.get_running_loop().create_future()
-        writing.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # the result may come too late for its caller
+        self._writing = writing = Future[None]()
         # A daemon thread, since neither a timeout nor the end of the process can stop a write to a dead network disk.
         threading.Thread(target=self._append, args=(anchor_line(anchor), writing), daemon=True).start()
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                await asyncio.shield(writing)
+                await asyncio.shield(asyncio.wrap_future(writing))
         except TimeoutError:
             raise SinkUnavailable("the file system is not responding") from None
         except OSError as error:
             raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
 
-    def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
-        problem: Exception | None = None
+    def _append(self, line: bytes, writing: Future[None]) -> None:
         try:
             append_lines(Path(self._path).resolve(), line + b"\n")
+            writing.set_result(None)
         except Exception as error:  # noqa: BLE001 - `send` raises it
-            problem = error
-        with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
-            writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
+            writing.set_exception(error)
 
     async def close(self) -> None:
         """Do nothing: no resource stays open between anchors."""
-
-
-def _settle(writing: asyncio.Future[None], problem: Exception | None) -> None:
-    if writing.done():
-        return
-    if problem is None:
-        writing.set_result(None)
-    else:
-        writing.set_exception(problem)
 
 
 SINKS: Final[dict[str, Callable[[str], AnchorSink]]] = {"file": FileSink, "http": WebhookSink, "https": WebhookSink}

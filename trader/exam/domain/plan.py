@@ -68,9 +68,6 @@ def outlook(design: Design, states: int, *, exams: int = EXAMS, level: float = L
         reached = np.flatnonzero(wealth >= -math.log(level / 2))
         if len(reached):
             needed[exam] = reached[0] + 1
-    median, most = (float(np.quantile(needed, part, method="inverted_cdf")) for part in (0.5, POWER))
-    return Outlook(
-        int(median) if math.isfinite(median) else None,
-        int(most) if math.isfinite(most) else None,
-        float((needed <= states).mean()),
-    )
+    found = (float(np.quantile(needed, part, method="inverted_cdf")) for part in (0.5, POWER))
+    median, most = (int(each) if math.isfinite(each) else None for each in found)
+    return Outlook(median, most, float((needed <= states).mean()))
