@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import orjson
 import pytest
 
 from trader.__main__ import main
 from trader.exam.domain.plan import in_moments, in_worlds, outlook
+from trader.seasons.card import AccountCard
 
 
 def test_larger_differences_and_less_noise_need_fewer_states() -> None:
@@ -77,12 +79,17 @@ def test_an_exam_and_a_season_are_related_by_ranks(tmp_path: Path, capsys: pytes
     assert main(["exam", "report", str(exam), "--json"]) == 0
     shares = {each["entrant"]: each["share"]["share"] for each in orjson.loads(capsys.readouterr().out)["entrants"]}
     accounts = [
-        {"modelId": name, "initialCapital": 100.0, "equity": 100 + share} for name, share in (*shares.items(), ("z", 9))
-    ]
-    (season / "card.json").write_bytes(orjson.dumps({"accounts": accounts}))
+        AccountCard(
+            model_id=name, provider="rules", router_model="rules/a", initial_capital=100.0, equity=100 + share,
+            drawdown=None, fills=0, maker=None, traded=0.0, fees=0.0, funding=0.0, model_cost_usd=None,
+            cycles_decided=0, cycles_due=0,
+        )
+        for name, share in (*shares.items(), ("z", 9.0))
+    ]  # fmt: skip
+    (season / "card.json").write_bytes(msgspec.json.encode({"accounts": accounts}))
     assert main(["exam", "relate", str(exam), str(season)]) == 0
     assert f"of {len(shares)} entrants: +1.00, 95 % from" in capsys.readouterr().out
-    (season / "card.json").write_bytes(orjson.dumps({"accounts": accounts[:4]}))
+    (season / "card.json").write_bytes(msgspec.json.encode({"accounts": accounts[:4]}))
     assert main(["exam", "relate", str(exam), str(season)]) == 2
     assert "at least 5 entrants" in capsys.readouterr().err
     (season / "card.json").write_bytes(b"{}")

@@ -45,7 +45,7 @@ from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY, EVERY_STEP
 from trader.record.anchors import make_sink
 from trader.seasons.bundle import digest_code, schema_file
-from trader.seasons.card import Card
+from trader.seasons.card import AccountCard
 from trader.settings.forms import Form, Secret, whole_number
 from trader.settings.settings import read_some
 
@@ -319,10 +319,11 @@ def exam_relate(options: argparse.Namespace) -> Result:
     entrants = exam_result(plan, read_sittings(options.folder, plan)).entrants
     shares = {each.entrant: each.share.share for each in entrants if each.share is not None}
     try:
-        card = decode_json(read_regular(options.season / CARD_FILE), Card)
+        card = decode_json(read_regular(options.season / CARD_FILE), dict[str, Any])
+        accounts = msgspec.convert(card.get("accounts"), list[AccountCard])
     except (OSError, msgspec.MsgspecError) as error:
         raise StartError(f"{options.season / CARD_FILE} is not the card of a season: {error}") from None
-    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in card.accounts if each.initial_capital}
+    returns = {each.model_id: each.equity / each.initial_capital - 1 for each in accounts if each.initial_capital}
     both = [name for name in shares if name in returns]
     found = rank_correlation([shares[name] for name in both], [returns[name] for name in both])
     if found is None:
