@@ -29,8 +29,18 @@ from trader.backtest.execution import End, FinishedBacktest
 from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.market.sources.files import find_files, read_market
-from trader.portfolio.tables import Table, empty
-from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View, build_view
+from trader.portfolio.tables import Table, empty, load
+from trader.strategies import (
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    OrderType,
+    PlaceOrder,
+    Side,
+    Strategy,
+    View,
+    build_view,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "strategies.md"
 START = "2025-03-02T02:00:00Z"
@@ -51,6 +61,33 @@ class Buyer(Strategy):
                 confidence=50,
             )
         ]  # fmt: skip
+
+
+class Tagging(Strategy):
+    """One decision a minute: each way in and out, with a tag or without."""
+
+    def decide(self, view: View) -> Decision | None:
+        price = float(view.markets["BTC"].price)
+
+        def opening(side: Side, tag: str | None, stop: float) -> Decision:
+            return CreatePosition(
+                symbol="BTC", side=side, quantity=0.01, leverage=1, stop=stop, invalidation="none", confidence=50,
+                tag=tag,
+            )  # fmt: skip
+
+        plan: dict[int, Decision] = {
+            1: PlaceOrder(
+                symbol="BTC", side="buy", quantity=0.02, type=OrderType.LIMIT, limit_price=round(price * 0.9999, 1),
+                tag="dip",
+            ),
+            20: opening(Side.LONG, "more", price * 0.5),
+            22: ClosePosition(symbol="BTC", fraction=0.5, tag="half"),
+            24: ClosePosition(symbol="BTC"),
+            26: opening(Side.LONG, None, price * 0.5),
+            28: opening(Side.SHORT, "=turn", price * 1.00001),
+            45: opening(Side.LONG, "refused", price * 2),
+        }  # fmt: skip
+        return plan.get(view.at.minute)
 
 
 class Failing(Strategy):
@@ -169,6 +206,21 @@ def test_excursions_are_of_the_candles_within_a_trade(data: Path) -> None:
     assert by_hour["trades"].to_dict() == trades["opened_at"].dt.hour.value_counts().sort_index().to_dict()
     assert 0.5 < result.accounts.loc["buyer", "max_leverage"] < 2
     assert result.value["files"].keys() == {f"{data.name}/BTCUSDT-1m-2025-03.csv"}
+
+
+def test_a_trade_has_the_tags_of_the_orders_that_opened_and_closed_it(data: Path) -> None:
+    options = {"start": START, "end": "2025-03-02T02:50:00Z", "guard": {"stop-required": 0, "reversal-cycles": 0}}
+    result = run_backtest(Tagging, data, out="run", evidence=True, **options)
+    trades = result.trades
+    assert trades[["close_reason", "entry_tag", "exit_tag"]].to_numpy().tolist() == [
+        ["order", "dip", "half"], ["order", "dip", ""], ["order", "", "=turn"], ["stop", "=turn", ""],
+    ]  # fmt: skip
+    assert load("run").trades["exit_tag"].tolist() == trades["exit_tag"].tolist(), "also of a text like a formula"
+    assert result.trades_by("entry_tag")["trades"].to_dict() == {"": 1, "=turn": 1, "dip": 2}
+    (market,) = report_data(Path("run/report.html"))["markets"]
+    assert [(each["entryTag"], each["exitTag"]) for each in market["trades"]] == [
+        ("dip", "half"), ("dip", None), (None, "=turn"), ("=turn", None),
+    ]  # fmt: skip
 
 
 async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:

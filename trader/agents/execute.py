@@ -37,7 +37,6 @@ from trader.agents.domain.tools import (
     HaltTrading,
     Holding,
     Note,
-    PlacePair,
 )
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
@@ -188,7 +187,7 @@ async def execute(decision: Decision, environment: InvocationEnvironment) -> Out
 
 async def execute_change(decision: Change, environment: Environment) -> Outcome:
     """Pass a decision that changes the books through the guard to the exchange, and return its outcome."""
-    for each in decision.orders if isinstance(decision, PlacePair) else (decision,):
+    for each in decision.orders:
         if canonical_symbol(each.symbol) not in environment.markets:
             return _no_market(each.symbol, environment)
     symbol = canonical_symbol(decision.symbol)

@@ -188,6 +188,9 @@ class BacktestAccount(FollowedAccount):
         self.orders: dict[UUID, OrderAnswer] | None = {} if source.keeps_orders else None
         """The current answers of its orders, if they are kept."""
 
+        self.tags: dict[UUID | None, str | None] = {}
+        """The tags that its agent gave its orders, by their ids."""
+
         self.fills: tuple[ObservedFill, ...] = ()
         """Its last fills, oldest first, as many as its view shows."""
 
@@ -295,9 +298,18 @@ class ModelAccount(BacktestAccount):
         self.trades: list[Trade] = []
         """Its completed trades, in order of closing."""
 
+        self._requests: dict[UUID, tuple[UUID | None, UUID | None]] = {}
+        """The ids of the orders behind the first and the last fill of each position."""
+
         self.fees = self.liquidation_fees = ZERO
         self.largest: dict[str, Decimal] = {}
         """The notional of its largest execution in each market."""
+
+    def tags_of(self, trade: Trade) -> tuple[str | None, str | None]:
+        """Return the tags of the orders that opened and that closed a completed trade, if they have one."""
+        opened_by, _ = self._requests[trade.parent_id or trade.id]
+        _, closed_by = self._requests[trade.id]
+        return self.tags.get(opened_by), self.tags.get(closed_by)
 
     def apply(self, posting: Posting) -> None:
         super().apply(posting)
@@ -306,6 +318,8 @@ class ModelAccount(BacktestAccount):
         for fill in posting.fills:
             self.fees += fill.fee
             self.liquidation_fees += fill.liquidation_fee
+            opened_by, _ = self._requests.get(fill.order_id, (fill.request_id, None))
+            self._requests[fill.order_id] = opened_by, fill.request_id
             executed[fill.symbol] += fill.quantity * fill.price
         for symbol, notional in executed.items():
             self.largest[symbol] = max(notional, self.largest.get(symbol, ZERO))

@@ -98,7 +98,9 @@ class BacktestResult:
         frame: pd.DataFrame = extra("pandas").DataFrame(columns, index=[row["id"] for row in rows])
         return frame
 
-    def trades_by(self, key: Literal["symbol", "side", "close_reason", "weekday", "hour"]) -> "pd.DataFrame":
+    def trades_by(
+        self, key: Literal["symbol", "side", "close_reason", "entry_tag", "exit_tag", "weekday", "hour"]
+    ) -> "pd.DataFrame":
         """The number of trades, their net profit, and the share won; weekday and hour are those of the entry."""
         entry = self.trades["opened_at"].dt
         keys = self.trades.assign(weekday=entry.day_name(), hour=entry.hour)[key]

@@ -138,12 +138,6 @@ class TableJournal(Journal):
                 fill.cause.value,
             )  # fmt: skip
         self.closed += posting.trades
-        for trade in posting.trades:
-            self.tables.trades.add(
-                account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
-                trade.leverage, trade.gross_pnl, trade.fees, trade.funding, trade.net_pnl, trade.close_reason.value,
-                trade.confidence, trade.opened_at, trade.closed_at,
-            )  # fmt: skip
 
     def snapshots(self, values: AccountValues) -> None:
         count = len(values.times)
@@ -152,7 +146,14 @@ class TableJournal(Journal):
         )
 
     def finish(self, accounts: Sequence[ModelAccount]) -> Results:
-        """Return the tables, with the decisions of the accounts by time."""
+        """Return the tables, with the completed trades, and the decisions of the accounts by time."""
+        by_id = {followed.account.id: followed for followed in accounts}
+        for trade in self.closed:
+            self.tables.trades.add(
+                trade.account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
+                trade.leverage, trade.gross_pnl, trade.fees, trade.funding, trade.net_pnl, trade.close_reason.value,
+                trade.confidence, trade.opened_at, trade.closed_at, *by_id[trade.account_id].tags_of(trade),
+            )  # fmt: skip
         outcomes = [(outcome, followed.account.id) for followed in accounts for outcome in followed.outcomes]
         for (at, *rest), account_id in sorted(outcomes, key=lambda pair: (pair[0].at, pair[1])):
             self.tables.decisions.add(at, account_id, *rest)

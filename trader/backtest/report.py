@@ -133,7 +133,7 @@ async def _market(run: Backtest, source: BacktestSource, symbol: str, ranked: _R
     start, end = run.starts_at, run.reached
     interval: Interval = next((each for each, step in INTERVALS.items() if (end - start) / step <= CANDLES_MAX), "4h")
     candles = await source.candles(symbol, interval, start, end)
-    trades = [(standing, trade) for standing, each in ranked for trade in each.trades if trade.symbol == symbol]
+    trades = [(each, trade) for each in ranked for trade in each[1].trades if trade.symbol == symbol]
     trades.sort(key=lambda item: item[1].opened_at)
     times = [int(candle.open_time.timestamp()) for candle in candles]
     return {
@@ -141,7 +141,7 @@ async def _market(run: Backtest, source: BacktestSource, symbol: str, ranked: _R
         "interval": interval,
         "times": times,
         **{name: [getattr(candle, name) for candle in candles] for name in ("open", "high", "low", "close", "volume")},
-        "trades": [_trade(standing, trade) for standing, trade in trades[-TRADES_MAX:]],
+        "trades": [_trade(*each, trade) for each, trade in trades[-TRADES_MAX:]],
         "omitted": max(0, len(trades) - TRADES_MAX),
         "series": lines_of(run.series, symbol, times),
     }
@@ -166,9 +166,12 @@ def lines_of(series: Table, symbol: str, times: Sequence[int]) -> list[dict[str,
     return [{"name": name, "panel": panel, "values": values} for (name, panel), values in lines.items()]
 
 
-def _trade(standing: RankedModel, trade: Trade) -> dict[str, Any]:
-    """Return a trade with the fields of one in `trading.getTrades` that a chart reads."""
+def _trade(standing: RankedModel, followed: ModelAccount, trade: Trade) -> dict[str, Any]:
+    """Return a trade with the fields of one in `trading.getTrades` that a chart reads, and its tags."""
+    entry_tag, exit_tag = followed.tags_of(trade)
     return {
+        "entryTag": entry_tag,
+        "exitTag": exit_tag,
         "id": trade.id,
         "modelId": standing.account.model_id,
         "modelName": standing.account.name,

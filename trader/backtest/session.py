@@ -233,12 +233,13 @@ class AccountSession:
 
         :raises Conflict: the strategy gave the client order id of another order
         """
-        answers, chosen = self.followed.answers, approved[0].client_order_id
+        answers, chosen, called = self.followed.answers, approved[0].client_order_id, self.record.call.decision
 
         async def once(orders: Sequence[Order], place: Place) -> Sequence[OrderAnswer]:
             if (earlier := answers.get(chosen or "")) is not None:
                 return [same_contents(orders[0], earlier)]
             made = await place(orders)
+            self.followed.tags |= {answer.id: order.tag for order, answer in zip(called.orders, made, strict=True)}
             self._note_answer(*(order.symbol for order in orders))
             if chosen is not None:
                 answers[chosen] = made[0]

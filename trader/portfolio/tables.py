@@ -38,6 +38,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
         "account": "text", "symbol": "text", "side": "text", "quantity": "number", "entry_price": "number",
         "exit_price": "number", "leverage": "number", "gross_pnl": "number", "fees": "number", "funding": "number",
         "net_pnl": "number", "close_reason": "text", "confidence": "number", "opened_at": "time", "closed_at": "time",
+        "entry_tag": "text", "exit_tag": "text",
     },
     "fills": {
         "at": "time", "account": "text", "symbol": "text", "side": "text", "quantity": "number", "price": "number",

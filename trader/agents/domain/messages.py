@@ -10,7 +10,7 @@ from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.guard import GuardRefusal
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.prompt import CANDLE_COLUMNS, candle_rows, indicator_values, json_text
-from trader.agents.domain.tools import CancelOrder, Decision, PlacePair
+from trader.agents.domain.tools import CancelOrder, Decision
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account, Marks, available_cash, equity
@@ -140,7 +140,7 @@ def account_json(account: Account, marks: Marks) -> dict[str, Any]:
 
 def decisions_json(decision: Decision) -> list[dict[str, Any]]:
     """Return the decoded decisions of a call, for the record: a pair is two."""
-    return list(map(msgspec.to_builtins, decision.orders if isinstance(decision, PlacePair) else (decision,)))
+    return list(map(msgspec.to_builtins, decision.orders))
 
 
 def tool_message(call_id: str, result: dict[str, Any]) -> ChatMessage:

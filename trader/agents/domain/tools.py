@@ -7,7 +7,7 @@ treats null and absence the same. Numbers are JSON numbers; `domain.money.from_n
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -38,6 +38,12 @@ InvalidationPrice = Annotated[
 ]
 
 
+Tag = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=100)] | None,
+    Meta(description="Your own word for the order, which a backtest shows with the trade that it opens or closes."),
+]
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Arguments of a tool call.
 
@@ -54,6 +60,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
                     input_time(value)
                 except ValueError as error:
                     raise ValueError(f"`{name}`: {error}") from None
+
+    @property
+    def orders(self) -> tuple[Any, ...]:
+        """The calls that it consists of: itself, or the two orders of a pair."""
+        return (self,)
 
 
 class PlannedTarget(Tool, frozen=True, kw_only=True):
@@ -95,6 +106,7 @@ class CreatePosition(Tool, frozen=True, kw_only=True):
     ] = None
     targets: Annotated[Targets, Meta(description="Up to 3 limits that rest and each close a fraction.")] = None
     confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
+    tag: Tag = None
 
 
 class ClosePosition(Tool, frozen=True, kw_only=True):
@@ -105,6 +117,7 @@ class ClosePosition(Tool, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(description="Part of the position to close; null closes all of it."),
     ] = None
+    tag: Tag = None
 
 
 class UpdateExitPlan(Tool, frozen=True, kw_only=True):
@@ -242,6 +255,7 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
     confidence: Annotated[
         Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How sure you are, in percent.")
     ] = None
+    tag: Tag = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -384,8 +398,8 @@ def decode(request: ToolRequest, tools: Mapping[str, type[Decision]] = TOOLS) ->
         return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
 
 
-def _signature(struct: type[Decision]) -> str:
-    fields = msgspec.structs.fields(struct)
+def _signature(struct: type[Decision], hidden: Collection[str] = ()) -> str:
+    fields = (field for field in msgspec.structs.fields(struct) if field.encode_name not in hidden)
     return "{" + ", ".join(field.encode_name + ("" if field.required else "?") for field in fields) + "}"
 
 
@@ -429,6 +443,9 @@ def raw_of(request: ToolRequest) -> dict[str, Any]:
     return kept | {name: value for name, value in (("form", request.form), ("sent", sent)) if value is not None}
 
 
+_NOT_OF_MODELS: Final = ("clientOrderId", "tag")
+"""Fields that models are not shown: their calls have ids of their own, and say why."""
+
 _KEPT = ("type", "enum", "description", "anyOf", "items")
 _BOUNDS: Final[Mapping[str, str]] = {
     "minimum": "at least {:g}",
@@ -469,7 +486,8 @@ def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
 def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
     (_,), definitions = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
     properties = _fields(definitions[struct.__name__], definitions)
-    properties.pop("clientOrderId", None)  # a model's call has an id of its own
+    for name_of_field in _NOT_OF_MODELS:
+        properties.pop(name_of_field, None)
     return {
         "type": "function",
         "function": {
@@ -493,8 +511,9 @@ def calls_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def calls_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """Describe the tools to a model that calls them by a JSON answer."""
     lines = [
-        f"- {tool['function']['name']} {_signature(TOOLS[tool['function']['name']])}: {tool['function']['description']}"
+        f"- {name} {_signature(TOOLS[name], _NOT_OF_MODELS)}: {tool['function']['description']}"
         for tool in tools
+        for name in (tool["function"]["name"],)
     ]
     form = '{"calls": [{"name": "holding", "arguments": {"reason": "..."}}]}'
     return "\n".join(["## The tools", "", f"Answer with your calls as JSON and nothing else, such as {form}", *lines])

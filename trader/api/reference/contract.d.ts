@@ -153,6 +153,8 @@ export type AgentCloseInput = {
   symbol: string
   /** Part of the position to close; null closes all of it. */
   fraction?: number | null | undefined
+  /** Your own word for the order, which a backtest shows with the trade that it opens or closes. */
+  tag?: string | null | undefined
   /** Id of the view behind the decision. */
   viewId: string
   /** 1 to 64 characters out of letters, digits, `.`, `_`, `:` and `-` */
@@ -262,6 +264,8 @@ export type AgentOrderInput = {
   exitPlan?: PlannedExit | null | undefined
   /** How sure you are, in percent. */
   confidence?: number | null | undefined
+  /** Your own word for the order, which a backtest shows with the trade that it opens or closes. */
+  tag?: string | null | undefined
   /** Id of the view behind the decision. */
   viewId: string
   /** 1 to 64 characters out of letters, digits, `.`, `_`, `:` and `-` */

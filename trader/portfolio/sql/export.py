@@ -15,7 +15,7 @@ EXPORTED: Final[Mapping[str, str]] = {
 SELECT account_id AS account, symbol, side, quantity, entry_notional / quantity AS entry_price,
        exit_notional / quantity AS exit_price,
        CASE WHEN leveraged THEN entry_notional / margin END AS leverage, gross_pnl, fees, funding, net_pnl,
-       close_reason, confidence, opened_at, closed_at
+       close_reason, confidence, opened_at, closed_at, NULL AS entry_tag, NULL AS exit_tag
 FROM orders
 WHERE status = 'CLOSED' AND closed_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY closed_at, id

@@ -20,6 +20,7 @@ const TRADES = `The completed trades of every account; a column sorts them.`
 const GROUPS = `Completed trades by market, and by the weekday and the hour, in UTC, of their entry.`
 const weekday = new Intl.DateTimeFormat('en-GB', { weekday: 'long', timeZone: 'UTC' })
 const TRADES_SHOWN = 100
+const tags = [text('entryTag', 'entry tag'), text('exitTag', 'exit tag')]
 
 /** What the run was made with. */
 const factsOf = ({ seed, preset, capital, takerFeeBps, makerFeeBps, latencyMs, cadence, strategy, ...made }) => [
@@ -111,6 +112,7 @@ export function Report({ data }) {
         figure('entryPrice', 'entry', value => String(value)),
         figure('exitPrice', 'exit', value => String(value)),
         text('closeReason', 'closed by'),
+        ...tags.filter(({ key }) => trades.some(one => one[key])),
         gain('netPnl', 'net'),
       ]} /></div></${Section}>
   </${SeasonReport}>`
