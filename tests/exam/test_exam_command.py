@@ -13,6 +13,7 @@ from shutil import copytree
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import orjson
 import pytest
 from support.chromium import chromium_program
@@ -23,12 +24,15 @@ from support.trading_provider import TradingProvider, call, opening, trading_pro
 
 from trader.__main__ import main
 from trader.commands.audit import read_anchors
+from trader.core.errors import SettingsError
 from trader.exam.check import file_differences
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import read_plan, read_sittings, schedule
 from trader.exam.report import exam_result
+from trader.results import run_exam
 
 STRATEGIES = ROOT / "docs" / "examples" / "exam.toml"
+SMA_CROSS = f"{ROOT / 'docs' / 'examples' / 'sma_cross.py'}:SmaCross"
 MODELS = """
 [[models]]
 id = "one"
@@ -171,6 +175,36 @@ def test_an_exam_is_anchored_before_its_first_question_and_none_can_be_dropped_a
     assert "lines 1 to 2 are not those that were anchored" in capsys.readouterr().out
     register.unlink()
     assert main([*check]) == 2
+
+
+def test_an_exam_from_python_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own: dict[str, Any] = {"strategy": SMA_CROSS, "variants": ("Apex",), "secret": "s", "states": 6}
+    called = run_exam(out=tmp_path / "python" / "exam", **own)
+    assert exam(tmp_path / "command" / "exam", "--strategy", SMA_CROSS, "--variant", "Apex", "--json", states=6) == 0
+    said = orjson.loads(capsys.readouterr().out)
+    assert orjson.loads(msgspec.json.encode(called)) | {"cause": None, "reason": ""} == said
+    assert {each.entrant for each in called.entrants} == {"smacross", "apex-rules", "nothing"}
+    assert run_exam(out=tmp_path / "python" / "exam", **own) == called, "it is complete, and nothing is asked again"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"states": 0}, "int` >= 1 - at `$.states`"),
+        ({"edges": ["luck"]}, "Invalid enum value 'luck' - at `$.edges"),
+        ({"statez": 5}, "unknown field `statez`"),
+        ({"variants": ("Nobody",)}, "Invalid enum value 'Nobody'"),
+        ({"budget_usd": 5}, "--budget-usd: only with --models"),
+        ({"markets": ["BTC"]}, "--market: only with --data"),
+        ({"compare": ["apex-rules", "nobody"]}, "nobody does not take part"),
+        ({"compare": ["nothing", "nothing"]}, "two different entrants"),
+    ],
+)
+def test_wrong_arguments_from_python_are_named(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run_exam(out=tmp_path / "exam", **({"variants": ("Apex",)} | arguments))
+    assert words in str(caught.value)
+    assert not (tmp_path / "exam").exists()
 
 
 @pytest.mark.processes

@@ -1,6 +1,7 @@
 """The function `run_backtest`: a backtest from Python, in a script, a notebook or a debugger."""
 
 import asyncio
+import inspect
 import math
 import signal
 import tempfile
@@ -249,7 +250,7 @@ def spec_of(folder: Path, strategy: type[Any] | str, data: str | PathLike[str], 
         entrants=Participants(
             variants=tuple(variants),
             strategy=None if variants else strategy,
-            params=_plain(options.get("params") or {}),
+            params=plain_params(options.get("params") or {}),
             every=every_of(options.get("cadence")),
         ),
         out=place,
@@ -289,13 +290,20 @@ def _check_kinds(strategy: object, data: object, params: object, markets: object
         raise SettingsError(problems)
 
 
+def as_file(strategy: type[Any] | str) -> str:
+    """Return a strategy as FILE:CLASS, which other processes can load."""
+    if not isinstance(strategy, type):
+        return strategy
+    return f"{inspect.getsourcefile(strategy)}:{strategy.__qualname__}"
+
+
 def _digits(limit: object) -> str:
     """Return a limit of the guard as the command takes it."""
     is_whole = isinstance(limit, bool | np.bool_) or (isinstance(limit, float) and limit.is_integer())
     return str(int(cast("float", limit))) if is_whole else str(limit)
 
 
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters as the ledger of trials keeps them. Raises `SettingsError`."""
     try:
         plain: dict[str, Any] = msgspec.to_builtins(

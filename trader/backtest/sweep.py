@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
 from trader.backtest.execution import Interrupts
-from trader.backtest.function import completed, run_backtest, spec_of
+from trader.backtest.function import as_file, completed, run_backtest, spec_of
 from trader.backtest.spec import RESULT, BacktestSpec, data_files, environ_of, open_source, params_of
 from trader.backtest.sweep_result import (
     METRICS,
@@ -206,8 +206,7 @@ def run_sweep(
     :raises StartError: the candles cannot be read, or the folder holds something else
     :raises TypeError: an option has another name
     """
-    if isinstance(strategy, type):  # the processes load its file
-        strategy = f"{inspect.getsourcefile(strategy)}:{strategy.__qualname__}"
+    strategy = as_file(strategy)
     own = {name: options.pop(name) for name in SweepSpec.__struct_fields__ if name in options}
     inspect.signature(run_backtest).bind(strategy, data, **options)  # no other names
     if (by := own.get("by", "return")) not in METRICS:

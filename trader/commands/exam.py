@@ -25,7 +25,7 @@ from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.scores import ENTRANTS_MIN, noise, rank_correlation
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import STATES_MAX, ExamPlan, read_plan, read_sittings
-from trader.exam.opening import ExamSpec
+from trader.exam.opening import STATES, ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
@@ -41,16 +41,13 @@ from trader.exam.report import (
     share_rows,
     summary,
 )
-from trader.exam.run import ExamEnd, run
+from trader.exam.run import ExamEnd, Listener, run
 from trader.exam.sitting import EVERY, EVERY_STEP
 from trader.record.anchors import make_sink
 from trader.seasons.bundle import digest_code, schema_file
 from trader.seasons.card import AccountCard
 from trader.settings.forms import Form, Secret, whole_number
 from trader.settings.settings import read_some
-
-STATES = 700
-"""Default number of states: enough to separate shares of 0.5 and 0.1 with a noise of 1 in four of five exams."""
 
 
 def _number(least: float, most: float) -> Form[float]:
@@ -113,25 +110,14 @@ def exam_run(options: argparse.Namespace) -> Result:
     Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
     A run that was interrupted resumes with the same options. --compare ends it once the pair has a verdict.
     """
-    asking = {"--budget-usd": options.budget_usd, "--batch": options.batch or None}
-    problems = [f"{name}: only with --models" for name, value in asking.items() if value and options.models is None]
-    if options.data is None:
-        given = {"--market": options.market, "--from": options.start, "--to": options.end, "--mask": options.mask}
-        problems += [f"{name}: only with --data" for name, value in given.items() if value is not None]
-    else:
-        problems += ["--reversed: not with --data, which has no planted edges"] if options.reversed else []
-        problems += ["--managed: not with --data, whose moments have a single decision"] if options.managed else []
-    if problems:
-        raise SettingsError(problems)
     try:
         ended = asyncio.run(_run(_spec_of(options), *read_some(os.environ, options.env_file, "anchor_url")))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     result = exam_result(ended.plan, ended.sittings)
-    value = msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}
     lines = chain(_lines(ended.plan, result), [ended.reason] if ended.reason else [])
     code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
-    return Result(value, lines, code)
+    return Result(msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}, lines, code)
 
 
 def _spec_of(options: argparse.Namespace) -> ExamSpec:
@@ -153,7 +139,7 @@ def _spec_of(options: argparse.Namespace) -> ExamSpec:
     )
 
 
-class _StatesListener(ProgressListener):
+class _StatesListener(ProgressListener, Listener):
     """Shows the states that an exam has finished, and its cost."""
 
     def show(self, done: int, count: int, spent_usd: Decimal) -> None:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.managed import STEPS
 from trader.exam.domain.worlds import Edge, Kind, World, draw_world
-from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
+from trader.exam.folder import STATES_MAX, ExamPlan, ExamState, digest_of, schedule
 from trader.exam.pairs import Horizon, RecordedRoom
 from trader.exam.sitting import EVERY, EVERY_STEP, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
@@ -41,6 +41,9 @@ from trader.seasons.bundle import digest_code
 from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH", "SOL")
+STATES: Final = 700
+"""Default number of states: enough to separate shares of 0.5 and 0.1 with a noise of 1 in four of five exams."""
+
 _PLACE: Final = "MARKET_SOURCE"
 """The setting that is not part of an exam: a recording is identified by its digest, not by its folder."""
 
@@ -59,27 +62,57 @@ ExamRoom = WorldRoom | RecordedRoom
 """The markets and settings in which entrants decide."""
 
 
-class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An exam in the folder `out`: its conditions, who takes it, and its states.
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
-    In `managed` worlds they decide in several steps. `compare` is the pair whose verdict ends it. Code decides in
-    `workers` processes, AI models in `concurrency` states at once. `sample` counts the passes through the states.
+
+class ExamDesign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The states of an exam, and how they are decided.
+
+    In `managed` worlds entrants decide in several steps. `compare` is the pair whose verdict ends it. Code decides in
+    `workers` processes, AI models in `concurrency` states at once.
     """
+
+    states: Annotated[int, msgspec.Meta(ge=1, le=STATES_MAX)] = STATES
+    horizon: Horizon = "4h"
+    edges: Annotated[tuple[Edge, ...], msgspec.Meta(min_length=1)] = tuple(Edge)
+    kind: Kind = "planted"
+    managed: bool = False
+    samples: _Count = 1
+    secret: Annotated[str, msgspec.Meta(pattern="^[ -~]{1,200}$")] | None = None
+    compare: tuple[str, str] | None = None
+    workers: _Count = 1
+    concurrency: _Count = 4
+
+
+class ExamSpec(ExamDesign, frozen=True, kw_only=True):
+    """An exam in the folder `out`: its conditions, and who takes it. `sample` counts the passes through the states."""
 
     conditions: Conditions
     entrants: Participants
     out: Path
-    states: int
-    horizon: Horizon
-    edges: tuple[Edge, ...] = tuple(Edge)
-    kind: Kind = "planted"
-    managed: bool = False
-    samples: int = 1
     sample: int = 0
-    secret: str | None = None
-    compare: tuple[str, str] | None = None
-    workers: int = 1
-    concurrency: int = 1
+
+    def check(self) -> None:
+        """Check what excludes each other. Raises `SettingsError` with every mistake."""
+        conditions, entrants = self.conditions, self.entrants
+        asking = {"--budget-usd": entrants.budget_usd, "--batch": entrants.is_batched}
+        problems = [f"{name}: only with --models" for name, given in asking.items() if given and not entrants.models]
+        if conditions.data is None:
+            moments = {
+                "--market": bool(conditions.market),
+                "--from": conditions.start is not None,
+                "--to": conditions.end is not None,
+                "--mask": bool(entrants.mask),
+            }
+            problems += [f"{name}: only with --data" for name, is_given in moments.items() if is_given]
+        else:
+            is_reversed, why = self.kind == "reversed", "not with --data"
+            problems += [f"--reversed: {why}, which has no planted edges"] if is_reversed else []
+            problems += [f"--managed: {why}, whose moments have a single decision"] if self.managed else []
+        if self.compare is not None and self.compare[0] == self.compare[1]:
+            problems.append(f"--compare: {self.compare[0]} twice; it must name two different entrants")
+        if problems:
+            raise SettingsError(problems)
 
 
 class Examined(NamedTuple):

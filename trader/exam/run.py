@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -28,16 +28,14 @@ _CHUNK: Final = 25
 """States that a process decides at once."""
 
 
-class Listener(Protocol):
-    """Receives the progress of a run, for display."""
+class Listener:
+    """Receives what people see of a run, and ignores it."""
 
     def say(self, line: str) -> None:
         """Receive a line, such as where external agents call."""
-        ...
 
     def show(self, done: int, count: int, spent_usd: Decimal) -> None:
         """Receive the number of finished states, the total, and what answers have cost so far."""
-        ...
 
 
 class ExamEnd(NamedTuple):
@@ -59,6 +57,7 @@ async def run(spec: ExamSpec, listener: Listener, sink: AnchorSink | None = None
     :raises StrategyError: a strategy failed
     :raises SettingsError: entrants or settings differ from the plan, or the folder holds other files
     """
+    spec.check()
     spent, sample, ended = ZERO, 0, None
     if is_begun(spec.out):
         spec = _as_planned(spec, *read_plan(spec.out))
