@@ -143,7 +143,13 @@ def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp
     assert result.equity["at"].min() >= pd.Timestamp(START)
     html = methodcaller("_repr_html_")(result)  # as a notebook calls it
     assert html.count("<polyline") == 2
-    assert "baseline/buy-and-hold" in html
+    for label in ("buyer", "baseline/buy-and-hold"):
+        assert f">— {label}</text>" in html
+    drawn = result.equity.query("account in ('buyer', 'baseline/buy-and-hold')")
+    for bound in (drawn["equity"].min(), drawn["equity"].max()):
+        assert f">{bound:,.2f}</text>" in html
+    for moment in (drawn["at"].min(), drawn["at"].max()):
+        assert f">{moment:%Y-%m-%dT%H:%MZ}</text>" in html
     assert f"{result.accounts.loc['buyer', 'equity']:,.2f}" in html
 
 
@@ -209,7 +215,11 @@ def test_excursions_are_of_the_candles_within_a_trade(data: Path) -> None:
 
 
 def test_a_trade_has_the_tags_of_the_orders_that_opened_and_closed_it(data: Path) -> None:
-    options = {"start": START, "end": "2025-03-02T02:50:00Z", "guard": {"stop-required": 0, "reversal-cycles": 0}}
+    options: dict[str, Any] = {
+        "start": START,
+        "end": "2025-03-02T02:50:00Z",
+        "guard": {"stop-required": 0, "reversal-cycles": 0},
+    }
     result = run_backtest(Tagging, data, out="run", evidence=True, **options)
     trades = result.trades
     assert trades[["close_reason", "entry_tag", "exit_tag"]].to_numpy().tolist() == [

@@ -160,20 +160,28 @@ class BacktestResult:
         return f"<p>{escape(title)}</p>{self._curves(account, BUY_AND_HOLD.id)}{figures}"
 
     def _curves(self, *accounts: str) -> str:
-        """Return the equity of accounts as lines of an SVG picture with one scale."""
+        """Return the equity of accounts as lines of an SVG picture with one scale, its axes and a legend."""
         table = self.tables.equity
-        at, equity = table["at"].astype(np.int64), table["equity"]
-        own = [(ink, table["account"] == account) for ink, account in zip(_INKS, accounts, strict=True)]
-        shown = np.logical_or.reduce([chosen for _, chosen in own])
+        own = [(ink, name, table["account"] == name) for ink, name in zip(_INKS, accounts, strict=True)]
+        shown = np.logical_or.reduce([chosen for *_, chosen in own])
         if not shown.any():
             return ""
-        x = _WIDTH * (at - at[shown].min()) / max(1, np.ptp(at[shown]))
-        y = _HEIGHT * (1 - (equity - equity[shown].min()) / (np.ptp(equity[shown]) or 1))
-        lines = "".join(
-            f'<polyline fill="none" stroke="{ink}" points="{_points(x[chosen], y[chosen])}"/>' for ink, chosen in own
+        at, equity = table["at"].astype(np.int64), table["equity"]
+        (first, last), (low, high) = ((each[shown].min(), each[shown].max()) for each in (at, equity))
+        x = _WIDTH * (at - first) / max(1, last - first)
+        y = _HEIGHT * (1 - (equity - low) / (high - low or 1))
+        lines = (f'<polyline stroke="{ink}" points="{_points(x[chosen], y[chosen])}"/>' for ink, _, chosen in own)
+        begin, end = np.datetime_as_string(np.array([first, last], "datetime64[ms]"), unit="m", timezone="UTC")
+        words = [(_WIDTH + 6, 8, f"{high:,.2f}"), (_WIDTH + 6, _HEIGHT, f"{low:,.2f}")]
+        words += [(0, _HEIGHT + 18, begin), (_WIDTH - 110, _HEIGHT + 18, end)]
+        texts = [f'<text x="{left}" y="{top}">{escape(text)}</text>' for left, top, text in words]
+        for place, (ink, name, _) in enumerate(own):
+            texts.append(f'<text x="{240 * place}" y="{_HEIGHT + 38}" style="fill:{ink}">— {escape(name)}</text>')
+        return (
+            f'<svg viewBox="0 -4 {_WIDTH + 90} {_HEIGHT + 48}" width="{_WIDTH + 90}" font-size="12">'
+            f'<g fill="none"><path stroke="gray" d="M0 {_HEIGHT}H{_WIDTH}V0"/>{"".join(lines)}</g>'
+            f'<g fill="currentColor">{"".join(texts)}</g></svg>'
         )
-        names = ", ".join(escape(account) for account in accounts)
-        return f'<svg viewBox="0 -4 {_WIDTH} {_HEIGHT + 8}" width="{_WIDTH}"><title>{names}</title>{lines}</svg>'
 
 
 def _points(x: Any, y: Any) -> str:

@@ -20,8 +20,10 @@ export const SERIES = ['#06b6d4', '#eab308', '#a855f7', '#3b82f6', '#e8871e', '#
 const hex = parts => `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
 
 const system = matchMedia('(prefers-color-scheme: dark)')
+const paper = matchMedia('print')
 
 export function isDark() {
+  if (paper.matches) return false
   const chosen = document.documentElement.dataset.theme
   return chosen ? chosen === 'dark' : system.matches
 }
@@ -53,10 +55,10 @@ export const inkOn = color => (luminance(channels(color)) > 0.18 ? '#000000' : '
 /** Call `change` whenever the color scheme changes; returns a function that stops this. */
 export function onScheme(change) {
   const observer = new MutationObserver(change)
-  system.addEventListener('change', change)
+  for (const media of [system, paper]) media.addEventListener('change', change)
   observer.observe(document.documentElement, { attributes: true, attributeFilter: ['data-theme'] })
   return () => {
-    system.removeEventListener('change', change)
+    for (const media of [system, paper]) media.removeEventListener('change', change)
     observer.disconnect()
   }
 }

@@ -3,7 +3,7 @@
 import { CandleChart, HEIGHT_PX, levelsOf, marksOf } from './candles.js'
 import { onGround } from './colors.js'
 import { Facts, Table } from './components.js'
-import { percent, number, signed, whole } from './format.js'
+import { percent, number, price, signed, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { Section, Sheet, figure, gain, text } from './report.js'
 import { Report as SeasonReport } from './report_season.js'
@@ -109,8 +109,8 @@ export function Report({ data }) {
         text('modelName', 'account'),
         text('symbol', 'market'),
         text('side', 'side'),
-        figure('entryPrice', 'entry', value => String(value)),
-        figure('exitPrice', 'exit', value => String(value)),
+        figure('entryPrice', 'entry', price),
+        figure('exitPrice', 'exit', price),
         text('closeReason', 'closed by'),
         ...tags.filter(({ key }) => trades.some(one => one[key])),
         gain('netPnl', 'net'),
