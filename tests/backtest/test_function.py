@@ -66,7 +66,7 @@ class Buyer(Strategy):
 class Tagging(Strategy):
     """One decision a minute: each way in and out, with a tag or without."""
 
-    def decide(self, view: View) -> Decision | None:
+    def decide(self, view: View) -> list[Decision]:
         price = float(view.markets["BTC"].price)
 
         def opening(side: Side, tag: str | None, stop: float) -> Decision:
@@ -87,7 +87,7 @@ class Tagging(Strategy):
             28: opening(Side.SHORT, "=turn", price * 1.00001),
             45: opening(Side.LONG, "refused", price * 2),
         }  # fmt: skip
-        return plan.get(view.at.minute)
+        return [plan[view.at.minute]] if view.at.minute in plan else []
 
 
 class Failing(Strategy):

@@ -56,6 +56,15 @@ def test_a_column_has_its_latest_value_from_its_time_on(tmp_path: Path) -> None:
     assert data.at(START + timedelta(hours=2)) == {"mood": 0.5, "headline": "Down", "rate": 3}
 
 
+def test_a_candle_of_any_interval_is_known_once_it_closes(tmp_path: Path) -> None:
+    day = "open_time,open,high,low,close,volume,close_time\n1736035200000,1,4,1,3,9,1736121599999\n"
+    data = read(tmp_path, day, "time,close30m\n2025-01-05T23:30:00Z,2\n2025-01-06T00:00:00Z,3\n")
+    assert data.at(START - timedelta(seconds=1)) == {"close30m": 2}, "the day has not closed"
+    assert data.at(START) == {
+        "open_time": 1736035200000, "open": 1, "high": 4, "low": 1, "close": 3, "volume": 9, "close30m": 3,
+    }  # fmt: skip
+
+
 def test_parquet_has_times_as_an_index_and_texts_with_commas(tmp_path: Path) -> None:
     index = pd.DatetimeIndex([START - timedelta(hours=1), START], name="time")
     pd.DataFrame({"mood": [1.5, None], "text": ["a, b", "c"]}, index=index).to_parquet(tmp_path / "news.parquet")
@@ -75,6 +84,7 @@ def test_parquet_has_times_as_an_index_and_texts_with_commas(tmp_path: Path) -> 
         (["time,mood\nyesterday,1\n"], "line 2: the time 'yesterday' has no known form; expected ISO 8601 or seconds"),
         (["time,mood\n2025-01-06,1,2\n"], "line 2: 3 columns instead of 2"),
         (["time,mood\n2025-01-08,1\n"], "its first time, 2025-01-08T00:00:00.000Z, is after the end of the run"),
+        (["time,open,high,low,close\n2025-01-06,1,1,1,1\n"], "line 1: these are candles, which are known once they"),
         (["time,a\n2025-01-06,1\n"] * 2, "0.csv has a column 'a', too; names must differ"),
     ],
 )  # fmt: skip

@@ -17,6 +17,8 @@ from trader.market.sources.forms import Times, place_of, plain_names
 _ABSENT: Final = frozenset({"", "nan", "NaN", "None", "null"})
 """Cells that leave the value of their column as it was."""
 
+_CLOSE_TIME: Final = "closetime"
+
 Known = Mapping[str, float | str]
 """The latest value of each column: a number, or any other text."""
 
@@ -61,7 +63,7 @@ def _read(path: Path) -> list[tuple[int, Known]]:
         fields = [field.strip() for field in next(csv.reader([line]))]
         try:
             if not names:
-                names, place = fields, place_of("open_time", plain_names(fields))
+                names, place = fields, _place_of_time(plain_names(fields))
                 continue
             if len(fields) != len(names):
                 raise ValueError(f"{len(fields)} columns instead of {len(names)}")
@@ -77,6 +79,15 @@ def _read(path: Path) -> list[tuple[int, Known]]:
     if not rows:
         refuse(path, 1, "no rows; expected a header with a time, and dated rows")
     return rows
+
+
+def _place_of_time(names: Sequence[str]) -> int:
+    """Return the place of the time from which on a row is known: of candles, when they close. Raise `ValueError`."""
+    if _CLOSE_TIME in names:
+        return names.index(_CLOSE_TIME)
+    if {"open", "high", "low", "close"}.issubset(names):
+        raise ValueError("these are candles, which are known once they close; expected a column close_time")
+    return place_of("open_time", names)
 
 
 def _value(cell: str) -> float | str:
