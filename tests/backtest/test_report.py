@@ -208,8 +208,11 @@ INK = """(() => {{
 }})()"""
 """Which panes of the chart have pixels of a color; between panes, a row separates them."""
 
-GROUND = """JSON.stringify([...document.querySelector('#markets canvas').getContext('2d').getImageData(1, 1, 1, 1).data]
-    .slice(0, 3))"""
+GROUND = """(() => {
+    const copy = document.createElement('canvas').getContext('2d', { willReadFrequently: true })
+    copy.drawImage(document.querySelector('#markets canvas'), 0, 0)
+    return JSON.stringify([...copy.getImageData(1, 1, 1, 1).data].slice(0, 3))
+})()"""
 """The color of a corner of a chart of candles."""
 
 
@@ -252,7 +255,7 @@ async def test_a_browser_draws_the_trades_on_candles_and_steps_through_them(
         net = Decimal(shown[1].replace("−", "-").replace(",", ""))
         assert net == round(Decimal(first["net_pnl"]), 2)
         dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-        for media, paper, buttons in (("screen", [17, 20, 25], "inline-flex"), ("print", [255, 255, 255], "none")):
+        for media, paper, buttons in (("screen", [17, 20, 25], "flex"), ("print", [255, 255, 255], "none")):
             await tab.command("Emulation.setEmulatedMedia", media=media, features=dark)
             await tab.until(f"{GROUND} === '{paper}'.replaceAll(' ', '')")
             assert await tab.evaluate(f"getComputedStyle({steps}.querySelector('button')).display") == buttons

@@ -21,7 +21,7 @@ def test_tables_round_trip(tmp_path: Path, form: Format) -> None:
     tables = results.empty()
     tables.trades.add(
         "a,b", "BTC", "LONG", Decimal("0.1"), Decimal("93123.45"), 94_000, None, 1, 2, -3, Decimal("-4.000000001"),
-        "stop", None, AT, AT,
+        "stop", None, AT, AT, "=dip", None,
     )  # fmt: skip
     tables.fills.add(AT, "a,b", "BTC", "buy", 1, 2, 3, True, "order")
     tables.fills.add(AT, "c", "ETH", "sell", 1, 2, 3, False, "order")
