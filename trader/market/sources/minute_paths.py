@@ -17,7 +17,7 @@ at zero each week and follow from the minutes since: nothing is fitted ahead.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
@@ -147,7 +147,7 @@ class MinutePaths:
         self._ranges = (high - low) / opened
         self._usual = _usual(self._ranges)
         self._cells = cells_of(opened - low, close - low, np.maximum(high - low, 1))
-        self._weights = lru_cache(maxsize=4)(self._walk_weights)
+        self._weights = cache(self._walk_weights)
         self._betas = cache(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """For each set of leaders: each rule's tilt, and the sum of squares of what it earned this week."""
@@ -240,7 +240,7 @@ class MinutePaths:
         return _mapped(walks, 0.0, TOP, (walks[:, :1], walks[:, -1:]), self._candles[places].T[:, :, None])
 
     def _walk_weights(self, day: int) -> Floats:
-        """Return the weights of walks, whose kinds fit the opens and closes of the previous week."""
+        """Return the weights of the kinds of walks that fit the opens and closes of the previous week."""
         first, stop = np.searchsorted(self._minutes, ((day - 7) * _DAY, day * _DAY))
         ranges = np.bincount(self._cells[first:stop], self._ranges[first:stop], minlength=CELLS)
         return self._pool.weights(ranges / ranges.sum() if ranges.any() else np.full(CELLS, 1 / CELLS))

@@ -214,20 +214,18 @@ class WalkPool:
         """The walks with a net move."""
 
     def weights(self, shares: Floats) -> Floats:
-        """Return weights of all walks, then of their mirror images, that give each cell about its share.
-
-        They are range × weight of kind, found by expectation maximization.
-        """
+        """Return weights of the kinds that give each cell about its share, found by expectation maximization."""
         kinds = np.full(len(KINDS), 1 / len(KINDS))
         for _ in range(_FIT_ROUNDS):
             mixture = (self._by_kind * kinds[:, None]).sum(axis=0)
             kinds *= (self._by_kind * (shares / np.maximum(mixture, _RARE))).sum(axis=1)
-        return np.tile((kinds + _RARE)[self._kinds] * self._parts, 2)
+        return kinds + _RARE
 
     def choose(self, number: int, weights: Floats, chance: float) -> Floats:
-        """Return the heights of a walk in a cell, chosen by `chance` in [0, 1) in proportion to the walks' weights."""
+        """Return the heights of a walk in a cell, chosen by `chance` in [0, 1) by range × weight of its kind."""
         members = self._members[number]
-        sums = np.cumsum(weights[members])
+        walks = members % len(self._heights)
+        sums = np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
         choice = min(int(np.searchsorted(sums, chance * sums[-1], side="right")), len(members) - 1)
         is_mirrored, walk = divmod(int(members[choice]), len(self._heights))
         heights: Floats = self._heights[walk].astype(float)
