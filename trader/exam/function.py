@@ -1,10 +1,10 @@
 """The function `run_exam`: an exam from Python, by the rules of the command."""
 
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,56 +18,49 @@ from trader.exam.opening import ExamDesign, ExamSpec
 from trader.exam.report import ExamResult, exam_result
 from trader.exam.run import Listener, run
 
+_CONDITIONS: Final = ("start", "end", "taker_fee", "latency", "funding", "preset")
+
 
 def run_exam(
     strategy: type[Any] | str | None = None,
     *,
     out: str | PathLike[str],
-    params: dict[str, Any] | None = None,
-    variants: tuple[str, ...] = (),
+    params: Mapping[str, Any] | None = None,
+    variants: Sequence[str] = (),
     models: str | PathLike[str] | None = None,
     budget_usd: Decimal | float | None = None,
     data: str | PathLike[str] | None = None,
-    markets: tuple[str, ...] = (),
-    start: datetime | str | None = None,
-    end: datetime | str | None = None,
-    taker_fee: Decimal | float | None = None,
-    latency: int | None = None,
-    funding: Decimal | float | str | Path | None = None,
-    preset: str | None = None,
-    **design: Any,
+    markets: Sequence[str] = (),
+    **options: Any,
 ) -> ExamResult:
     """Let entrants take an exam in the folder `out`, or the rest of it, and return its result.
 
     They are a strategy (a class at the top of its file, or FILE:CLASS), rule agents by their `variants`, and those of a
     models file, whose AI models may cost up to `budget_usd`. `data` is a recording whose moments are asked instead of
-    worlds. The other options are the command's: `states`, `edges`, `horizon`, `managed`, `samples`, `compare` (two
-    names), `secret`, `workers` and `concurrency`. Only the command sends digests to `ANCHOR_URL`. With
-    `workers` above 1, call it below `if __name__ == "__main__":`.
+    worlds. The other options are the command's: `start`, `end`, `taker_fee`, `latency`, `funding`, `preset`, and the
+    fields of `ExamDesign`. Only the command sends digests to `ANCHOR_URL`. With `workers` above 1, call it below `if
+    __name__ == "__main__":`.
 
     :raises SettingsError: an argument is wrong, or differs from the exam in the folder
     :raises StartError: the candles cannot be read, the files cannot be written, or no model can be asked anymore
     :raises StrategyError: a strategy failed
     """
-    given = {"market": markets, "start": start, "end": end, "latency": latency, "funding": funding, "preset": preset}
+    given = {name: options.pop(name) for name in _CONDITIONS if name in options}
     try:
-        planned = msgspec.convert(design, ExamDesign)
+        design = msgspec.structs.asdict(msgspec.convert(options, ExamDesign))
         who = msgspec.convert(variants, tuple[VariantId, ...])
     except msgspec.ValidationError as error:
         raise SettingsError([str(error)]) from None
-    spec = ExamSpec(
-        **msgspec.structs.asdict(planned),
-        conditions=conditions_of(None if data is None else Path(data), given | {"taker_fee": taker_fee}),
-        entrants=Participants(
-            variants=who,
-            strategy=None if strategy is None else as_file(strategy),
-            params=plain_params(params or {}),
-            models=None if models is None else Path(models),
-            budget_usd=None if budget_usd is None else Decimal(str(budget_usd)),
-            cassette=None if models is None else Path(out) / CASSETTE,
-        ),
-        out=Path(out),
+    entrants = Participants(
+        variants=who,
+        strategy=None if strategy is None else as_file(strategy),
+        params=plain_params(params or {}),
+        models=None if models is None else Path(models),
+        budget_usd=None if budget_usd is None else Decimal(str(budget_usd)),
+        cassette=None if models is None else Path(out) / CASSETTE,
     )
+    conditions = conditions_of(None if data is None else Path(data), given | {"market": markets})
+    spec = ExamSpec(conditions=conditions, entrants=entrants, out=Path(out), **design)
     ended = completed(run(spec, Listener()), Interrupts())
     if ended.cause not in (None, "verdict"):
         raise StartError(ended.reason)
