@@ -44,7 +44,7 @@ from trader.backtest.result import (
     strategy_value,
 )
 from trader.backtest.run import Backtest
-from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.backtest.sources import RecordingStrategySource
 from trader.backtest.spec import (
     DECISIONS,
     RESULT,
@@ -65,7 +65,7 @@ from trader.core.wire import encode
 from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
-from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.domain.markets import Interval
 from trader.market.sources.own_data import OwnData
 from trader.portfolio.evidence import Field, last_whole_hour
 from trader.portfolio.evidence import make_report as evidence_report
@@ -167,7 +167,9 @@ class MarketOpener:
 
     async def market(self, source: BacktestSource, chosen: Chosen) -> BacktestMarket:
         """Return the market with the candles that models may read."""
-        needs = source, _intervals(chosen), _history(chosen)
+        of_baselines = {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
+        history = max((strategy.shown.candles for strategy in chosen.strategies), default=HISTORY_CANDLES)
+        needs = source, chosen.intervals | of_baselines, history
         if self._market is None or self._market[:3] != needs:
             self._market = *needs, await BacktestMarket.open(*needs)
             self._market[3].own_data = self._own_data
@@ -315,25 +317,6 @@ def _decision_seconds(source: DecisionSource, span: range) -> Iterator[int]:
     while second is not None and second < span.stop:
         yield second
         second = source.next_after(second)
-
-
-def _intervals(chosen: Chosen) -> set[Interval]:
-    """Return the candle intervals that the models may read: all of them if there are AI models."""
-    if any(isinstance(source, AiSource) for _, source in chosen.models):
-        return set(INTERVALS)
-    own = {
-        each
-        for _, source in chosen.models
-        if isinstance(source, RecordingStrategySource)
-        for each in source.strategy.intervals
-    }
-    return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
-
-
-def _history(chosen: Chosen) -> int:
-    """Return the most candles that a strategy reads at once."""
-    sources = [source for _, source in chosen.models if isinstance(source, RecordingStrategySource)]
-    return max((source.strategy.shown.candles for source in sources), default=HISTORY_CANDLES)
 
 
 def _check_warm_up(chosen: Chosen, market: BacktestMarket) -> None:

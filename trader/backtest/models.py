@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.models import CODE_PROVIDERS, EXTERNAL, Model, ModelConfiguration, ModelId
+from trader.agents.domain.strategy import Strategy
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
 from trader.agents.providers.batches import BATCH_MAX, INTERFACES
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
@@ -41,6 +42,7 @@ from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, WebhookError
 from trader.core.variant_id import VariantId
 from trader.database.schema import open_database
+from trader.market.domain.markets import INTERVALS, Interval
 from trader.operations.access import issue
 from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, prefix_of
 from trader.settings.dotenv import read_dotenv
@@ -73,6 +75,18 @@ class Chosen(NamedTuple):
     is_asking: bool
     agent_lines: tuple[str, ...] = ()
     desk: BacktestDesk | None = None
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """The rule agents and strategies among what decides."""
+        return [source.strategy for _, source in self.models if isinstance(source, RecordingStrategySource)]
+
+    @property
+    def intervals(self) -> set[Interval]:
+        """The candle intervals that the models may read: all of them if there are AI models."""
+        if any(isinstance(source, AiSource) for _, source in self.models):
+            return set(INTERVALS)
+        return {each for strategy in self.strategies for each in strategy.intervals}
 
     def keeping_decisions(self, folder: Path | None) -> "Chosen":
         """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""

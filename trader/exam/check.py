@@ -58,7 +58,7 @@ async def check(
     except ContradictoryExam as error:
         return ([str(error)], [])
     deciders = _deciders(plan, strategies)
-    intervals = sorted({interval for each in deciders.values() for interval in each.intervals})
+    intervals = {interval for each in deciders.values() for interval in each.intervals}
     room: ExamRoom
     if plan.recording is not None:
         room = await recorded_room(plan, data, funding, intervals)

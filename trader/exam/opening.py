@@ -1,7 +1,7 @@
 """Opening of an exam: the room of its states, its entrants with their decision sources, and a new plan."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -34,7 +34,7 @@ from trader.exam.domain.worlds import Edge, Kind, World, draw_world
 from trader.exam.folder import STATES_MAX, ExamPlan, ExamState, digest_of, schedule
 from trader.exam.pairs import Horizon, RecordedRoom
 from trader.exam.sitting import EVERY, EVERY_STEP, Examinee, Sitting, WorldRoom
-from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.domain.markets import Interval
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import chosen_rows, preset_rows
 from trader.seasons.bundle import digest_code
@@ -151,7 +151,7 @@ def world_of(room: WorldRoom, secret: str, state: ExamState) -> World:
     return draw_world(secret, state.number, state.edge, kind, room.costs, is_managed=room.is_managed)
 
 
-def world_room(environ: Mapping[str, str], intervals: Sequence[Interval], *, is_managed: bool = False) -> WorldRoom:
+def world_room(environ: Mapping[str, str], intervals: Collection[Interval], *, is_managed: bool = False) -> WorldRoom:
     """Return the room of worlds, managed ones or others, with these settings."""
     settings = settings_of(environ)
     rows = preset_rows(settings.venue_preset, settings.markets_file)
@@ -166,7 +166,7 @@ def exam_environ(conditions: Conditions) -> dict[str, str]:
 
 
 async def recorded_room(
-    plan: ExamPlan, data: Path | None, funding: str | None, intervals: Sequence[Interval]
+    plan: ExamPlan, data: Path | None, funding: str | None, intervals: Collection[Interval]
 ) -> RecordedRoom:
     """Return the room of an exam on a recording, whose decisions are to be checked.
 
@@ -223,9 +223,9 @@ async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
         entrants.append(Examinee(_paced(NOTHING, spec), _idle))
         room: ExamRoom
         if source is None:
-            room = world_room(environ, _intervals(chosen), is_managed=spec.managed)
+            room = world_room(environ, chosen.intervals, is_managed=spec.managed)
         else:
-            room = RecordedRoom(settings, source, _intervals(chosen), spec.horizon)
+            room = RecordedRoom(settings, source, chosen.intervals, spec.horizon)
         yield Examined(room, entrants, chosen)
 
 
@@ -237,14 +237,6 @@ def _paced(model: Model, spec: ExamSpec) -> Model:
     """Return a model that is asked once in each state, or in each step of a managed world."""
     every = EVERY_STEP if spec.managed else EVERY
     return replace(model, configuration=replace(model.configuration, every=every))
-
-
-def _intervals(chosen: Chosen) -> list[Interval]:
-    """Return the candle intervals that the entrants may read: all of them if there are AI models."""
-    if any(isinstance(source, AiSource) for _, source in chosen.models):
-        return list(INTERVALS)
-    strategies = (source.strategy for _, source in chosen.models if isinstance(source, RecordingStrategySource))
-    return sorted({interval for strategy in strategies for interval in strategy.intervals})
 
 
 def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:

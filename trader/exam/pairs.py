@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from random import Random
@@ -67,7 +67,7 @@ class RecordedRoom:
     """The room of an exam on a recording."""
 
     def __init__(
-        self, settings: Settings, source: ReplaySource, intervals: Sequence[Interval], horizon: Horizon
+        self, settings: Settings, source: ReplaySource, intervals: Collection[Interval], horizon: Horizon
     ) -> None:
         self._settings, self._source, self._intervals = settings, source, intervals
         self._minutes = HORIZONS[horizon]

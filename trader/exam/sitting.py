@@ -6,7 +6,7 @@ see `docs/exam.md`.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Final, NamedTuple
@@ -218,7 +218,7 @@ class WorldRoom:
         self,
         settings: Settings,
         rows: Mapping[str, SimulatedMarket],
-        intervals: Sequence[Interval],
+        intervals: Collection[Interval],
         *,
         is_managed: bool = False,
     ) -> None:
