@@ -185,7 +185,7 @@ async def cheated(count: int, folder: Path) -> dict[str, list[Scored]]:
     settings = settings_of(ENVIRON)
     source = ReplaySource(folder, settings.markets, plain_rate=Decimal(0))
     await source.open()
-    room = RecordedRoom(settings, source, ("15m",), "4h")
+    room = RecordedRoom(settings, source, ["15m"], "4h")
     minutes = {symbol: recording.minutes for symbol, recording in source.recordings.items()}
     closes = {symbol: dict(zip(own.minute, own.close, strict=True)) for symbol, own in minutes.items()}
     mask = Mask.hiding(
