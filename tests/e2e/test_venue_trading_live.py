@@ -15,16 +15,21 @@ import orjson
 import pytest
 from aiohttp import web
 from support.fake_exchange import CREATE, GONE_AFTER, GROUP, FakeExchange
+from support.fake_hyperliquid import ADDRESS, FakeHyperliquid
 from support.fake_ledger import ACCOUNT, KEY_INDEX
 from support.fake_venue import IDS
+from support.live import LADDER
 from support.process import ServiceProcess
 from support.waiting import becomes, until
 
 from trader.agents.domain.models import Model
-from trader.agents.sql.models import upsert_model
+from trader.agents.sql.models import select_models, upsert_model
+from trader.core.clock import SystemClock
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.sql.accounts import select_accounts
+from trader.live.domain.ladder import LadderFigures
+from trader.live.ladder import read_ladder
 from trader.portfolio.audit import audit
 
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
@@ -184,6 +189,33 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
         assert await service.stop() == 0
     kinds = [kind for kind, sent in venue.sent if kind == GROUP or (kind == CREATE and sent["Type"] == 1)]
     assert kinds == [GROUP, CREATE], "one to open, with its stop and target, one to close"
+
+
+async def test_a_paper_service_signs_the_orders_of_shadow_for_hyperliquid(
+    tmp_path: Path, dsn: str, database: Database, model: ScriptedModel
+) -> None:
+    """With the real libraries, and nothing but paper and the venue's public data."""
+    await add_scripted_model(database)
+    (file := tmp_path / "ladder.toml").write_text(LADDER)
+    async with database.connection() as conn:
+        entrant = next(each for each in await select_models(conn) if each.id == "scripted")
+    read_ladder(file).certify(entrant, "shadow", LadderFigures(), "a person", SystemClock().now())
+    venue = FakeHyperliquid()
+    await venue.start()
+    environ = {
+        "MARKET_SOURCE": "venue:hyperliquid", "VENUE_URL": venue.url, "VENUE_ACCOUNT_INDEX": ADDRESS,
+        "VENUE_API_KEY": "ab" * 32, "LADDER_FILE": str(file), "MARKETS": "BTC,ETH", "DATABASE_URL": dsn,
+        "OPENAI_BASE_URL": model.url,
+    }  # fmt: skip
+    try:
+        model.script = [OPEN]
+        async with serving(tmp_path, **environ) as service, database.connection() as conn:
+            await until(lambda: conn.fetchval("SELECT count(*) FROM shadow_drift"), within_s=RUN_S)
+            assert service.traceback() == ""
+            assert await service.stop() == 0
+    finally:
+        await venue.stop()
+    assert venue.sent == []
 
 
 async def test_an_unexplained_difference_is_visible_to_operators(

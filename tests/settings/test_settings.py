@@ -90,6 +90,16 @@ def test_with_the_venues_prices_the_figures_are_the_venues() -> None:
     assert effective_texts({"VENUE": "hyperliquid"}, {}, demo=True)["VENUE_PRESET"].text == "default"
 
 
+def test_a_source_may_name_its_venue() -> None:
+    settings = load({"MARKET_SOURCE": "venue:hyperliquid"})
+    assert (settings.market_source, settings.venue, settings.venue_preset) == ("venue", "hyperliquid", "hyperliquid")
+    assert load({"MARKET_SOURCE": "venue:hyperliquid", "VENUE": "hyperliquid"}) == settings
+    (problem,) = problems({**KEY, "MARKET_SOURCE": "venue:hyperliquid", "VENUE": "lighter"})
+    assert problem.startswith("MARKET_SOURCE: expected venue, venue:<VENUE>, ")
+    (problem,) = problems({**KEY, "MARKET_SOURCE": "venue:binance"})
+    assert problem.startswith("VENUE: expected one of lighter, hyperliquid")
+
+
 def test_demo_needs_nothing() -> None:
     settings = Settings.load({}, None, demo=True)
     assert settings.demo

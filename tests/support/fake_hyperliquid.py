@@ -68,6 +68,9 @@ class PlainAgent:
     def sign(self, action: dict[str, Any], nonce: int, vault: str | None, expires_ms: int | None) -> Signature:
         return Signature(digest_of(action, nonce, vault, expires_ms), self.address, 27)
 
+    def hash_of(self, action: dict[str, Any], nonce: int, vault: str | None, expires_ms: int | None) -> bytes:
+        return bytes.fromhex(digest_of(action, nonce, vault, expires_ms)[2:])
+
 
 class FakeHyperliquid(FakeExchange):
     """The venue. Accounts have the address of their index, and one agent signs for all."""

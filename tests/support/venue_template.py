@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
-from trader.core.errors import StartError
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
+from trader.live.gateway import credentials
 from trader.live.venue import OrderSigner, Remember, VenueAccounts, VenueCloser
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
@@ -117,10 +117,8 @@ class TemplateAccounts:
     """Load the venue's SDK with the first account, so that paper trading needs none."""
 
     def __init__(self, settings: Settings) -> None:
-        if settings.venue_account_index is None or settings.venue_api_key is None:
-            raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
-        self.url = settings.venue_url or "https://api.venue.example"
-        self.default_account = settings.venue_account_index
+        self.default_account, self.key = credentials(settings)
+        self.url = settings.venue_url or ADDRESS
         self.keys: dict[str, Secret] = {}
         self.budget = RequestBudget(60, per_kind=40)
 
@@ -154,7 +152,7 @@ def make_accounts(settings: Settings) -> VenueAccounts:
 
 
 def make_order_signer(settings: Settings) -> OrderSigner:
-    """Keep no means of sending: it signs the orders of shadow."""
+    """Keep no means of sending, and ask the venue nothing: shadow gives it the listings of a `VenueSource`."""
     raise NotImplementedError
 
 

@@ -47,6 +47,7 @@ from trader.live.exchange import LiveExchange
 from trader.live.ladder import Ladder, read_ladder
 from trader.live.ledger import LiveContext
 from trader.live.shadow import Shadow
+from trader.live.source import VenueSource
 from trader.live.venues import VENUES
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
@@ -193,12 +194,13 @@ def _make_ladder(base: _Foundations) -> Ladder | None:
 
 def _begin_shadow(base: _Foundations, exchange: Exchange, stack: AsyncExitStack) -> None:
     """Let the ladder's shadow follow the paper orders on live prices, if there is a key to sign them with."""
-    settings = base.settings
-    is_shadowed = settings.venue_api_key is not None and settings.market_source == "venue"
-    if is_shadowed and isinstance(exchange, PaperExchange) and settings.ladder_file is not None:
-        signer = VENUES[settings.venue].make_order_signer(settings)
+    settings, source = base.settings, base.external.source
+    if settings.venue_api_key is None or settings.ladder_file is None:
+        return
+    if isinstance(exchange, PaperExchange) and isinstance(source, VenueSource):
+        signer, file = VENUES[settings.venue].make_order_signer(settings), read_ladder(settings.ladder_file)
         stack.push_async_callback(signer.close)
-        shadow = Shadow(base.database, base.market, base.clock, signer, read_ladder(settings.ladder_file))
+        shadow = Shadow(base.database, base.market, base.clock, source, signer, file)
         stack.push_async_callback(shadow.close)
         exchange.answered = shadow.take
 

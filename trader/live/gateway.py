@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from trader.core.errors import MarketDataError
+from trader.core.errors import MarketDataError, StartError
 from trader.core.money import ZERO, ceil_to, format_decimal, round_to
 from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.budget import Priority, spending_as
@@ -15,6 +15,15 @@ from trader.live.domain.orders import VenueOrderState
 from trader.live.market import Listing
 from trader.live.venue import AccountRecords
 from trader.market.domain.markets import Market
+from trader.settings.forms import Secret
+from trader.settings.settings import Settings
+
+
+def credentials(settings: Settings) -> tuple[str, Secret]:
+    """Return the account of the settings, and the key that signs for it. Raise `StartError` without them."""
+    if settings.venue_account_index is None or settings.venue_api_key is None:
+        raise StartError("TRADING_MODE=live and shadow sign orders: they need VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
+    return settings.venue_account_index, settings.venue_api_key
 
 
 class Listed(Protocol):

@@ -17,6 +17,7 @@ from trader.live.domain.drift import ShadowDrift, book_price, error_bps
 from trader.live.domain.orders import client_index_of
 from trader.live.domain.protective_orders import reachable_price
 from trader.live.ladder import LadderFile
+from trader.live.source import VenueSource
 from trader.live.sql.drift import insert_shadow_drift
 from trader.live.venue import OrderSigner
 from trader.market.domain.markets import Quote
@@ -34,11 +35,13 @@ class Shadow:
     """Follows the paper orders of the entrants whose step is shadow. Its signer has no means of sending."""
 
     def __init__(
-        self, database: Database, market: MarketFeed, clock: Clock, signer: OrderSigner, file: LadderFile
-    ) -> None:
+        self, database: Database, market: MarketFeed, clock: Clock, source: VenueSource, signer: OrderSigner,
+        file: LadderFile,
+    ) -> None:  # fmt: skip
         self._database = database
         self._market = market
         self._clock = clock
+        self._source = source
         self._signer = signer
         self._file = file
         self._following: set[asyncio.Task[None]] = set()
@@ -54,7 +57,8 @@ class Shadow:
             task.add_done_callback(self._following.discard)
 
     async def _follow(self, order: Order, answer: OrderAnswer, quote: Quote) -> None:
-        if await asyncio.to_thread(self._file.shadowed_since, order.account_id) is None:
+        listing, since = self._source.listing(answer.symbol), self._file.shadowed_since
+        if listing is None or await asyncio.to_thread(since, order.account_id) is None:
             return
         sent_at, market, side = self._clock.now(), self._market.markets[answer.symbol], answer.side
         is_limit = order.type is OrderType.LIMIT and order.limit_price is not None
@@ -65,7 +69,7 @@ class Shadow:
             type=VenueOrderType.LIMIT if is_limit else VenueOrderType.MARKET, quantity=quantity,
             price=price or quote.mark, reduce_only=order.reduce_only,
         )  # fmt: skip
-        signed = await self._signer.sign(sending, market)
+        signed = self._signer.sign(sending, listing)
         errors: list[Decimal | None] = []
         for after in LATER:
             try:

@@ -145,6 +145,10 @@ class VenueSource:
         market = self._followed.get(symbol)
         return None if market is None else market.trouble
 
+    def listing(self, symbol: str) -> Listing | None:
+        """Return a market as the venue lists it; None if it does not, and before it answers."""
+        return (self._listings or {}).get(symbol)
+
     @property
     def refresh_every(self) -> timedelta:
         """The present interval between books; zero while the venue pushes them."""
@@ -254,7 +258,7 @@ class VenueSource:
     async def _reload(self, now: datetime) -> Mapping[str, Listing]:
         """Return the venue's markets, and load the funding rates that its stream does not tell."""
         listings = await self._api.listings()
-        for symbol in () if self._api.streams_rates else self._followed:
+        for symbol in () if self._api.streams_rates else self._followed.keys() & listings.keys():
             await self._load_rates(symbol, listings[symbol], now - 2 * _HOUR, now)
         return listings
 

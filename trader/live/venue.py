@@ -13,12 +13,13 @@ guessed: an order whose answer was lost is `Unknown` until the venue shows it or
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
 from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
+from trader.live.market import Listing
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
@@ -177,14 +178,14 @@ Steps = Sequence[tuple[str, Callable[[], Awaitable[str]]]]
 """The named steps of a rehearsal."""
 
 
-class OrderSigner(Protocol):
-    """Signs orders for an account. It has no means of sending them."""
+class OrderSigner(NamedTuple):
+    """Signs orders for an account. It has no means of sending them.
 
-    async def sign(self, order: VenueOrder, market: Market) -> str:
-        """Return the venue's reference to the transaction that would carry an order. Raise `MarketDataError`."""
-        ...
+    `sign` returns the venue's reference to the transaction that would carry an order.
+    """
 
-    async def close(self) -> None: ...
+    sign: Callable[[VenueOrder, Listing], str]
+    close: Callable[[], Awaitable[None]]
 
 
 class VenueCloser(Protocol):
@@ -245,7 +246,10 @@ class VenuePackage(Protocol):
         ...
 
     def make_order_signer(self, settings: Settings) -> OrderSigner:
-        """Return what signs the orders of shadow. Raise `StartError` when credentials or libraries are missing."""
+        """Return what signs the orders of shadow, proven without the venue. Raise `StartError` when it cannot sign.
+
+        Shadow follows the venues whose source is a `VenueSource`.
+        """
         ...
 
     def make_closer(self, url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

@@ -287,7 +287,9 @@ WEB_SECRET: Final = Form(
     "an address such as https://hc-ping.com/<id>", r"\S+", Secret,
     lambda address: bool(_split(address.reveal()).netloc), is_secret=True,
 )  # fmt: skip
-MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
+MARKET_SOURCE: Final = Form(
+    "venue, venue:<VENUE>, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str
+)
 FOLDER: Final = Form("a folder", r"[^\x00]+", lambda text: Path(text).expanduser())
 MARKETS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
 CURRENCY: Final = Form("the short name of a currency, such as USDT", "[A-Za-z0-9]{2,10}", str.upper)

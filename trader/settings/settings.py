@@ -100,7 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "TRADING_MODE", "simulated", forms.one_of("simulated", "live"), "`simulated` (paper) or `live`.")]
     market_source: Annotated[str, Variable(
         "MARKET_SOURCE", "venue", forms.MARKET_SOURCE,
-        "Where prices come from: `venue`, `synthetic`, or `replay:<folder or file>` of Binance kline CSV or of RECORD.",
+        "Where prices come from: `venue` or its name (`venue:hyperliquid`, which sets VENUE), `synthetic`, or "
+        "`replay:<folder or file>` of Binance kline CSV or of RECORD.",
         demo_default="synthetic", shown_default="venue; with --demo synthetic")]
     markets: Annotated[tuple[str, ...], Variable(
         "MARKETS", "BTC,ETH,SOL", forms.MARKETS,
@@ -433,4 +434,7 @@ def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | 
 def merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that are set; a blank text in the environment does not hide one in the file."""
     texts = {name: text.strip() for name, text in (*file.items(), *environ.items()) if text.strip()}
+    kind, _, venue = texts.get("MARKET_SOURCE", "").partition(":")
+    if kind == "venue" and venue == texts.get("VENUE", venue) != "":  # with another VENUE, its form refuses it
+        texts |= {"MARKET_SOURCE": kind, "VENUE": venue}
     return {EARLIER_NAMES[name]: texts[name] for name in EARLIER_NAMES.keys() & texts.keys()} | texts

@@ -7,9 +7,9 @@ Read `api.py` (requests) and `stream.py` (prices), then `account.py` with `order
 from collections.abc import Mapping
 from datetime import timedelta
 
-from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
-from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent
+from trader.live.gateway import credentials
+from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent, order_signer
 from trader.live.hyperliquid.api import ADDRESS as ADDRESS
 from trader.live.hyperliquid.api import TESTNET as TESTNET
 from trader.live.hyperliquid.api import HyperliquidApi, venue_address
@@ -41,8 +41,9 @@ def make_accounts(settings: Settings) -> VenueAccounts:
 
 
 def make_order_signer(settings: Settings) -> OrderSigner:
-    """Raise `StartError`: shadow does not sign orders of Hyperliquid yet."""
-    raise StartError("Shadow does not sign orders of Hyperliquid yet: unset VENUE_API_KEY in paper trading.")
+    """Return what signs the orders of shadow. Raise `StartError` without credentials or libraries."""
+    account, key = credentials(settings)
+    return order_signer(make_agent(key, venue_address(settings) == TESTNET), account)
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

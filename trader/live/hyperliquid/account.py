@@ -14,13 +14,17 @@ import msgspec
 
 from trader.core.clock import Clock
 from trader.core.errors import StartError
+from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.budget import RequestBudget
-from trader.live.hyperliquid.actions import EXPIRES_S, Actions
+from trader.live.gateway import credentials
+from trader.live.hyperliquid.actions import EXPIRES_S, Actions, order_action
 from trader.live.hyperliquid.api import TESTNET, HyperliquidApi, venue_address
 from trader.live.hyperliquid.orders import HyperliquidOrders
 from trader.live.hyperliquid.records import HyperliquidRecords
 from trader.live.hyperliquid.signer import AgentSigner, HyperliquidSigner
+from trader.live.market import Listing
 from trader.live.socket import time_of
+from trader.live.venue import OrderSigner
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
@@ -78,6 +82,23 @@ def open_account(api: HyperliquidApi, actions: Actions, *, pause_s: float) -> Hy
     return HyperliquidAccount(actions, HyperliquidOrders(api, actions, records, pause_s=pause_s), records, PullOnly())
 
 
+def order_signer(agent: AgentSigner, account: str) -> OrderSigner:
+    """Return what signs for shadow, once it is proven. Raise `StartError` otherwise, and for the owner's own key."""
+    agent.check()
+    if agent.address == account:
+        raise StartError(f"The key is that of {account} itself, which may withdraw. Use the key of an agent wallet.")
+
+    def sign(order: VenueOrder, listing: Listing) -> str:
+        action = order_action([order], listing.market_id), 0, None, None
+        agent.sign(*action)
+        return agent.hash_of(*action).hex()
+
+    async def close() -> None:
+        """The agent holds no connection."""
+
+    return OrderSigner(sign, close)
+
+
 class HyperliquidAccounts:
     """Opens accounts. The first one loads the libraries that sign."""
 
@@ -85,12 +106,9 @@ class HyperliquidAccounts:
         self, settings: Settings, budget: RequestBudget | None = None, *,
         agent: MakeAgent = make_agent, pause_s: float = _PAUSE_S, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        if settings.venue_account_index is None or settings.venue_api_key is None:
-            raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
+        self.default_account, self._key = credentials(settings)
         self.url = venue_address(settings)
-        self.default_account = settings.venue_account_index
         self.keys: dict[str, Secret] = {}
-        self._key = settings.venue_api_key
         self._make_agent = agent
         self._pause_s = pause_s
         self._clock = clock

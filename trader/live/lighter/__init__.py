@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
-from trader.live.lighter.account import LighterAccounts, index_of
+from trader.live.gateway import credentials
+from trader.live.lighter.account import LighterAccounts, index_of, order_signer
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
 from trader.live.lighter.api import LighterApi, venue_address
-from trader.live.lighter.closer import LighterOrderSigner
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.lighter.signer import LighterSigner
 from trader.live.source import VenueSource
-from trader.live.venue import VenueAccounts, VenueCloser
+from trader.live.venue import OrderSigner, VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
@@ -50,12 +49,10 @@ def make_accounts(settings: Settings) -> VenueAccounts:
     return LighterAccounts(settings)
 
 
-def make_order_signer(settings: Settings) -> LighterOrderSigner:
+def make_order_signer(settings: Settings) -> OrderSigner:
     """Return what signs the orders of shadow. Raise `StartError` without credentials or the venue's SDK."""
-    account, key, url = settings.venue_account_index, settings.venue_api_key, venue_address(settings)
-    if account is None or key is None:
-        raise StartError("Shadow signs its orders: it needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
-    return LighterOrderSigner(LighterApi(url), LighterSigner(url, index_of(account), settings.venue_api_key_index, key))
+    account, key = credentials(settings)
+    return order_signer(LighterSigner(venue_address(settings), index_of(account), settings.venue_api_key_index, key))
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

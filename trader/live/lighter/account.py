@@ -11,12 +11,14 @@ import msgspec
 from trader.core import tasks
 from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
+from trader.live.gateway import credentials
 from trader.live.lighter.api import LighterApi, VenueRefusal, venue_address
 from trader.live.lighter.frames import LAG_S, AccountFrames, AccountStream
-from trader.live.lighter.orders import LighterOrders
+from trader.live.lighter.orders import LighterOrders, order_terms
 from trader.live.lighter.records import LighterRecords
 from trader.live.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
 from trader.live.lighter.transactions import Transactions
+from trader.live.venue import OrderSigner
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
@@ -67,6 +69,13 @@ def open_account(api: LighterApi, signer: Signer, *, pause_s: float) -> LighterA
     return LighterAccount(transactions, orders, records, frames)
 
 
+def order_signer(signer: Signer) -> OrderSigner:
+    """Return what signs for shadow, once it is proven. Raise `StartError` otherwise."""
+    signer.check()
+    create = signer.create_orders
+    return OrderSigner(lambda order, listing: create([order_terms(order, listing)], nonce=0).hash, signer.close)
+
+
 class LighterAccounts:
     """Opens accounts. The first one loads the venue's SDK."""
 
@@ -74,12 +83,9 @@ class LighterAccounts:
         self, settings: Settings, budget: RequestBudget | None = None, *,
         make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S,
     ) -> None:  # fmt: skip
-        if settings.venue_account_index is None or settings.venue_api_key is None:
-            raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
+        self.default_account, self._key = credentials(settings)
         self.url = venue_address(settings)
-        self.default_account = settings.venue_account_index
         self.keys: dict[str, Secret] = {}
-        self._key = settings.venue_api_key
         self._key_index = settings.venue_api_key_index
         self._make_signer = make_signer
         self._pause_s = pause_s

@@ -1,7 +1,7 @@
 """Empties one account at Lighter without the service: by the venue's own rows, its listings and its books."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from secrets import randbelow
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from trader.core.clock import EPOCH
 from trader.core.errors import MarketDataError
 from trader.exchange.domain.orders import OrderSide
-from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.domain.orders import CLIENT_INDEX_MAX
 from trader.live.domain.protective_orders import CLOSING_SLIPPAGE, worst_price
 from trader.live.lighter.account import prove_access
@@ -19,7 +18,6 @@ from trader.live.lighter.rows import PositionRow
 from trader.live.lighter.signer import OrderTerms, Signed, Signer
 from trader.live.lighter.transactions import Transactions
 from trader.live.market import Listing
-from trader.market.domain.markets import Market
 
 log = logging.getLogger("trader.live")
 
@@ -90,27 +88,3 @@ class LighterCloser:
         if not answer.is_taken:
             log.warning("%s failed and will be tried again: %s", what, answer.reason)
         return answer.is_taken is True
-
-
-class LighterOrderSigner:
-    """Signs orders. It keeps only the functions that sign and close, so it has no means of sending."""
-
-    def __init__(self, api: LighterApi, signer: Signer) -> None:
-        self._api = api
-        self._create, self._close = signer.create_orders, signer.close
-        self._listings: Mapping[str, Listing] = {}
-
-    async def sign(self, order: VenueOrder, market: Market) -> str:
-        """Return the hash of the transaction that would carry an order. Raise `MarketDataError`."""
-        self._listings = self._listings or await self._api.listings()
-        if (listing := self._listings.get(order.symbol)) is None:
-            raise MarketDataError(f"the venue does not list {order.symbol}")
-        terms = OrderTerms(
-            listing.market_id, order.client_index, int(order.quantity / market.lot), int(order.price / market.tick),
-            order.side is OrderSide.SELL, order.type.value, order.reduce_only, 0,
-        )  # fmt: skip
-        return self._create([terms], nonce=0).hash
-
-    async def close(self) -> None:
-        await self._close()
-        await self._api.close()
