@@ -17,6 +17,7 @@ from support.waiting import until
 from trader.__main__ import main
 from trader.core.errors import MarketDataError, StartError
 from trader.live import lighter
+from trader.live.budget import RequestBudget
 from trader.live.emptying import EMPTY_LOOKS, empty, watch
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.settings.forms import Secret
@@ -68,6 +69,29 @@ async def test_all_orders_are_canceled_first_and_then_the_venues_positions_close
     made = [given for kind, given in venue.sent[before:] if kind == CREATE]
     assert all(given["ReduceOnly"] == 1 and given["Type"] == 1 for given in made)
     assert {given["MarketIndex"] for given in made} == {0, 1, 2}
+
+
+async def test_every_request_is_taken_from_the_budget_of_the_address(
+    venue: FakeExchange, closer: LighterRehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of the watchdog, which arms the scheduled cancellation; the rules are read once for all positions."""
+    taken, take = list[int](), RequestBudget.take
+
+    async def counted(budget: RequestBudget, weight: int, *, kind: int | None = None) -> None:
+        await take(budget, weight, kind=kind)
+        taken.append(weight)
+
+    monkeypatch.setattr(RequestBudget, "take", counted)
+    venue.excuse("lag_s", "event_lag_s")
+    watching = asyncio.create_task(watch(closer, "http://127.0.0.1:9/health", 0, pause_s=0.001))
+    await until(lambda: venue.ledger.cancels_at is not None)
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert is_empty(venue)
+    assert len(venue.asked) + len(venue.sent) <= len(taken) <= len(venue.asked) + len(venue.sent) + 1
+    assert venue.limited == 0
+    looks = [path for path, _ in venue.asked if path.endswith("orderBookDetails")]
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

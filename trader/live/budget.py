@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -61,11 +62,6 @@ def spending_as(priority: Priority, patience_s: float = PATIENCE_S) -> Iterator[
         _SPENDING.reset(token)
 
 
-def present_priority() -> Priority:
-    """Return the priority of the block that runs."""
-    return _SPENDING.get()[0]
-
-
 def priority_of(order: VenueOrder) -> Priority:
     """Return the priority of the transaction that carries an order."""
     if not order.reduce_only:
@@ -101,7 +97,7 @@ class RequestBudget:
         self._requests: deque[tuple[float, int, int | None]] = deque()
         self._waiting: list[tuple[Priority, int]] = []
         self._numbers = count()
-        self._allowances: dict[str, int] = {}
+        self._allowances: dict[str, tuple[int, float]] = {}
 
     @property
     def used_share(self) -> float:
@@ -128,22 +124,22 @@ class RequestBudget:
             self._waiting.remove(ticket)
         self._requests.append((self._now_s(), weight, kind))
 
-    def allow(self, account: str, left: int) -> None:
-        """Note how many transactions the venue still allows an account beyond the limits of a minute."""
-        self._allowances[account] = left
+    def allow(self, account: str, left: int, for_s: float = inf) -> None:
+        """Note how many transactions the venue still allows an account beyond the limits of a minute, for so long."""
+        self._allowances[account] = left, self._now_s() + for_s
 
     def spend(self, account: str, transactions: int) -> None:
         """Count transactions of an account against what the venue allows it.
 
         :raises MarketDataError: the rest is kept for more urgent ones
         """
-        left = self._allowances.get(account)
-        if left is None:
+        left, until_s = self._allowances.get(account, (0, -inf))
+        if self._now_s() >= until_s:
             return
-        least = _ALLOWANCE_LEAST.get(present_priority())
+        least = _ALLOWANCE_LEAST.get(_SPENDING.get()[0])
         if least is not None and left - transactions < least:
             raise MarketDataError(f"the venue allows {left} more transactions, which are kept for closing")
-        self._allowances[account] = left - transactions
+        self._allowances[account] = left - transactions, until_s
 
     def _fits(self, priority: Priority, weight: int, kind: int | None) -> bool:
         share, used = _SHARES[priority], self._used() + (weight if self.is_weighted else 1)

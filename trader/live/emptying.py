@@ -58,13 +58,13 @@ async def watch(closer: VenueCloser, health_url: str, silent_s: float, *, pause_
             has_answered = await _answers(http, health_url)
             answered_s = loop.time() if has_answered else answered_s
             is_silent = (silence_s := loop.time() - answered_s) >= silent_s
-            if is_armed and (has_answered or is_silent):
-                with spending_as(Priority.CLOSE, PATIENCE_S):
+            with spending_as(Priority.CLOSE, PATIENCE_S):
+                if is_armed and (has_answered or is_silent):
                     is_armed = not await closer.cancel_all_at(None)
-            if is_silent:
-                log.error("%s has not answered for %.0f s: the account is emptied", health_url, silence_s)
-                if await empty(closer, looks=10 * EMPTY_LOOKS, pause_s=pause_s):
-                    is_armed = await closer.cancel_all_at(SystemClock().now() + _ARMED_FOR) or is_armed
+                if is_silent:
+                    log.error("%s has not answered for %.0f s: the account is emptied", health_url, silence_s)
+                    if await empty(closer, looks=10 * EMPTY_LOOKS, pause_s=pause_s):
+                        is_armed = await closer.cancel_all_at(SystemClock().now() + _ARMED_FOR) or is_armed
             await asyncio.sleep(pause_s)
 
 

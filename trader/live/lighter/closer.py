@@ -1,8 +1,9 @@
 """Empties one account at Lighter without the service: by the venue's own rows, its listings and its books."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from secrets import randbelow
 from typing import Any
 
@@ -47,27 +48,32 @@ class LighterCloser:
         if not held and not account.total_order_count:
             return None
         if acts:
-            await self._sent("canceling all", lambda nonce: self._signer.cancel_all(_NOW, 0, nonce=nonce))
-            for each in held:
-                await self._reduce(each)
+            await self._sent("canceling all", partial(self._signer.cancel_all, _NOW, 0))
+            await self._reduce(held)
         return ", ".join([*(f"{each.quantity} {each.symbol}" for each in held), f"{account.total_order_count} orders"])
 
     async def cancel_all_at(self, at: datetime | None) -> bool:
         kind, at_ms = (_NEVER, 0) if at is None else (_LATER, int((at - EPOCH).total_seconds() * 1000))
-        return await self._sent("scheduling", lambda nonce: self._signer.cancel_all(kind, at_ms, nonce=nonce))
+        return await self._sent("scheduling", partial(self._signer.cancel_all, kind, at_ms))
 
     async def close(self) -> None:
         await self._signer.close()
         await self._api.close()
 
-    async def _reduce(self, held: PositionRow) -> None:
+    async def _reduce(self, held: Sequence[PositionRow]) -> None:
         try:
-            listed = {listing.market_id: listing for listing in (await self._api.listings()).values()}
-            order = await self._closing_order(held, listed[held.market_id])
-        except (MarketDataError, KeyError) as error:
-            log.warning("%s: its rules or its book cannot be read: %s", held.symbol, error)
-            return
-        await self._sent(held.symbol, lambda nonce: self._signer.create_orders([order], nonce=nonce))
+            if held:
+                await self._api.listings()
+        except MarketDataError as error:
+            log.warning("the venue's rules cannot be read: %s", error)
+        listed = {listing.market_id: listing for listing in self._api.known.values()}
+        for each in held:
+            try:
+                order = await self._closing_order(each, listed[each.market_id])
+            except (MarketDataError, KeyError) as error:
+                log.warning("%s: its rules or its book cannot be read: %s", each.symbol, error)
+                continue
+            await self._sent(each.symbol, partial(self._signer.create_orders, [order]))
 
     async def _closing_order(self, held: PositionRow, listing: Listing) -> OrderTerms:
         market, book = listing.market, await self._api.book(held.market_id)
@@ -79,9 +85,9 @@ class LighterCloser:
             price_ticks=int(worst_price(side, best, CLOSING_SLIPPAGE, market) / market.tick), trigger_ticks=0,
         )  # fmt: skip
 
-    async def _sent(self, what: str, sign: Callable[[int], Signed]) -> bool:
+    async def _sent(self, what: str, sign: Callable[..., Signed]) -> bool:
         try:
-            answer = await self._transactions.send(sign(await self._transactions.next_nonce()))
+            answer = await self._transactions.send(sign(nonce=await self._transactions.next_nonce()))
         except MarketDataError as error:
             log.warning("%s failed and will be tried again: %s", what, error)
             return False

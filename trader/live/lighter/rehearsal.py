@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import partial
 from secrets import randbelow
 from socket import SHUT_RDWR
 from time import monotonic
@@ -160,7 +161,7 @@ class LighterRehearsal(LighterCloser):
 
     async def _canceled(self, index: int) -> None:
         market_id = self._listing.market_id
-        if not await self._sent("canceling", lambda nonce: self._signer.cancel_order(market_id, index, nonce=nonce)):
+        if not await self._sent("canceling", partial(self._signer.cancel_order, market_id, index)):
             raise MarketDataError("the venue does not cancel the order")
         await self._shown(index, "canceled")
 

@@ -5,14 +5,12 @@ The answer to a sending says only whether the venue took the transaction; what c
 
 from asyncio import timeout
 from datetime import datetime
-from time import monotonic
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from trader.core.errors import MarketDataError
-from trader.live.budget import Priority, present_priority
 from trader.live.lighter.api import LighterApi, VenueRefusal, code_of
 from trader.live.lighter.frames import AccountFrames
 from trader.live.lighter.rows import Transaction
@@ -37,8 +35,11 @@ _OK, _BAD, _TOO_MANY = 200, 400, 429
 _NOT_FOUND: Final = frozenset({21500, 29404})
 _LATEST: Final = 100
 _SEND_LIMIT_S: Final = 10.0
-_QUOTA_LEAST: Final = {Priority.OPEN: 20, Priority.PROTECT: 5}
 _QUOTA_KNOWN_S: Final = 60.0
+"""The venue states the quota only in its answers, and allows one transaction every 15 seconds without it."""
+
+_CANCEL: Final = 15
+"""The kind of transaction that the quota does not count."""
 
 
 class _NextNonce(msgspec.Struct):
@@ -71,7 +72,6 @@ class Transactions:
         self._signer = frames.signer
         self._send_limit_s = send_limit_s
         self._is_halted = False
-        self._quota: tuple[float, int] | None = None
 
     def halt(self) -> None:
         """Stop sending: another process may now trade the account."""
@@ -125,8 +125,9 @@ class Transactions:
         """Send with the venue's own client. An unintelligible answer counts as lost."""
         if self._is_halted:
             return SendAnswer(None, reason="this process no longer trades")
+        account = str(self._signer.account_index)
         try:
-            self._check_quota()
+            self._api.budget.spend(account, signed.kind != _CANCEL)
             await self._api.take("sendTx", signed.kind)
         except MarketDataError as error:
             return SendAnswer(False, TOO_MANY, str(error))
@@ -140,21 +141,11 @@ class Transactions:
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
             return SendAnswer(None, reason=f"the venue's answer cannot be decoded: {error}")
         quota = getattr(answer, "volume_quota_remaining", None)
-        self._quota = (monotonic() + _QUOTA_KNOWN_S, quota) if isinstance(quota, int) and self._api.has_quota else None
+        if isinstance(quota, int) and quota >= 0 and self._api.has_quota:
+            self._api.budget.allow(account, quota, _QUOTA_KNOWN_S)
         # The SDK does not check that an answer is complete.
         known = {"code": getattr(answer, "code", None), "message": getattr(answer, "message", None)}
         return _judge(_OK, msgspec.json.encode(known))
-
-    def _check_quota(self) -> None:
-        """Raise `MarketDataError` when the rest of the quota is kept for more urgent transactions.
-
-        The venue states the quota only in its answers, and allows one transaction every 15 seconds without it.
-        """
-        if self._quota is None:
-            return
-        until_s, left = self._quota
-        if 0 <= left < _QUOTA_LEAST.get(present_priority(), 0) and monotonic() < until_s:
-            raise MarketDataError(f"the venue's quota has {left} transactions left, which are kept for closing")
 
 
 def _judge(status: object, body: Any) -> SendAnswer:
