@@ -16,6 +16,7 @@ from support.calls import Call
 from support.live import LADDER, Bench, add_model, prepared
 from support.scripted import START
 
+from trader.agents.verification import verify
 from trader.core.errors import NotFound, OrderUndecided, Precondition, SettingsError, StartError
 from trader.core.events import ApprovalWanted
 from trader.database.pool import Database
@@ -61,6 +62,13 @@ class Climb:
     async def carry_out(self) -> None:
         assert self.bench.ladder is not None
         await self.bench.ladder.carry_out(self.bench.exchange.place_decided)
+
+    async def recorded(self) -> list[dict[str, Any]]:
+        """Return the approvals in the chain, which is whole."""
+        assert (await verify(self.bench.database, [])).findings == []
+        async with self.bench.database.connection() as conn:
+            rows = await conn.fetch("SELECT record FROM chain_links WHERE kind = 'approved' ORDER BY position")
+            return [msgspec.json.decode(row["record"]) for row in rows]
 
     @property
     def approvals(self) -> Approvals:
@@ -273,9 +281,14 @@ async def test_a_person_lets_an_entrant_climb_once_its_rule_holds(live: Climb) -
     with pytest.raises(Precondition, match="no drift was measured"):
         await approvals.approve("apex", "a person")
     assert "apex may be on testnet" in await approvals.approve("apex", "a person", "the tests")
-    for file in live.file.with_name("certificates").iterdir():
-        found = msgspec.json.decode(file.read_bytes(), type=Certificate)
+    certificates = [
+        msgspec.json.decode(file.read_bytes(), type=Certificate)
+        for file in live.file.with_name("certificates").iterdir()
+    ]
+    for found in certificates:
         assert found.approved_by == ("a person" if found.step == "shadow" else "a person, override: the tests")
+    recorded = {record["step"]: record for record in await live.recorded()}
+    assert recorded == {found.step: {**msgspec.to_builtins(found), "kind": "approved"} for found in certificates}
 
 
 async def test_a_new_approval_lets_an_entrant_that_stepped_down_open_again(live: Climb) -> None:
@@ -287,6 +300,7 @@ async def test_a_new_approval_lets_an_entrant_that_stepped_down_open_again(live:
     shown = str((await live.approvals.standings())["apex"])
     assert shown.startswith(f"STEPPED DOWN: {halt.reason}")
     assert "apex may open on live again" in await live.approvals.approve("apex", "a person")
+    assert [(record["name"], record["step"]) for record in await live.recorded()] == [("apex", "live")]
     await bench.halts.load()
     assert (await bench.buy("0.02")).status is OrderStatus.FILLED
     await bench.synchronize()
@@ -326,8 +340,11 @@ async def test_an_order_above_the_limit_waits_for_a_person(live: Climb) -> None:
     await bench.synchronize()
     await live.carry_out()
     assert await live.waiting_id() == order_id, "a restart keeps it waiting"
+    assert await live.recorded() == []
     assert await live.approve(order_id)
     assert not await live.approve(order_id)
+    (record,) = await live.recorded()
+    assert (record["order_id"], record["account_id"], record["approved_by"]) == (str(order_id), "apex", "a person")
     await live.carry_out()
     answer = await bench.buy(**order)
     assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, D("0.102"))

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import SystemClock
@@ -18,6 +20,8 @@ from trader.live.domain.ladder import STEPS, LadderFigures, LadderStep, find_lac
 from trader.live.ladder import APPROVAL_WAIT, LadderFile, read_ladder, step_at
 from trader.live.sql import ladder as store
 from trader.live.sql.venue_orders import select_venue_accounts
+from trader.record.domain.results import APPROVED
+from trader.record.sql.chain import insert_record
 
 
 class LadderStanding(NamedTuple):
@@ -91,7 +95,7 @@ class Approvals:
             order_id = UUID(name)
         except ValueError:
             return await self._approve_entrant(name, by, override)
-        async with self._database.connection() as conn:
+        async with self._database.transaction() as conn:
             if not await store.update_waiting_order_approved(conn, order_id, by, APPROVAL_WAIT):
                 raise NotFound(f"No order waits under {name}: it lapsed, was decided, or is unknown.")
         return f"Approved the order {name}: it is sent if it still passes every check."
@@ -101,14 +105,18 @@ class Approvals:
         if standing is None:
             raise NotFound(f"There is no model {name!r}.")
         certify = partial(ladder.certify, standing.model, shown=standing.shown, now=SystemClock().now())
-        if standing.halt is not None:
-            await asyncio.to_thread(certify, step=standing.step, by=by, override=True)
-            async with self._database.transaction() as conn:
-                await update_halts_lifted(conn, name, by, HaltCause.LADDER)
-            return f"{name} may open on {standing.step} again; what it shows counts from now on."
-        if (above := standing.above) is None or (standing.lacks and override is None):
-            what = "a step above it" if above is None else f"for {above}: {'; '.join(standing.lacks)}"
+        returns = standing.halt is not None
+        if (step := standing.step if returns else standing.above) is None or (
+            standing.lacks and override is None and not returns
+        ):
+            what = "a step above it" if step is None else f"for {step}: {'; '.join(standing.lacks)}"
             raise Precondition(f"{name} lacks {what}. Nothing was approved.")
-        by, is_override = (by, False) if override is None else (f"{by}, override: {override}", True)
-        found = await asyncio.to_thread(certify, step=above, by=by, override=is_override)
-        return f"{name} may be on {above}: {ladder.certificate_path(name, above)}, {found.digest}"
+        by = by if override is None or returns else f"{by}, override: {override}"
+        async with self._database.transaction() as conn:
+            found = await asyncio.to_thread(certify, step=step, by=by, override=returns or override is not None)
+            await insert_record(conn, APPROVED, msgspec.to_builtins(found))
+            if returns:
+                await update_halts_lifted(conn, name, by, HaltCause.LADDER)
+        if returns:
+            return f"{name} may open on {step} again; what it shows counts from now on."
+        return f"{name} may be on {step}: {ladder.certificate_path(name, step)}, {found.digest}"

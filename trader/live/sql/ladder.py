@@ -9,6 +9,8 @@ import msgspec
 from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.orders import Order, OrderSide
 from trader.live.domain.ladder import DAY, Commitment, LadderFigures
+from trader.record.domain.results import APPROVED
+from trader.record.sql.chain import insert_record, plain_rows
 
 SELECT_SHOWN = """
 WITH begin AS (
@@ -103,12 +105,19 @@ async def select_decided_orders(conn: Connection, wait: timedelta, latest: timed
 UPDATE_WAITING_ORDER_APPROVED = """
 UPDATE waiting_orders SET approved_by = $2, approved_at = now()
 WHERE id = $1 AND closed_at IS NULL AND approved_at IS NULL AND now() BETWEEN asked_at AND asked_at + $3::interval
+RETURNING id AS order_id, account_id, approved_by, approved_at
 """
 
 
 async def update_waiting_order_approved(conn: Connection, order_id: UUID, by: str, wait: timedelta) -> bool:
-    """Approve an order. Return False if it does not wait, has lapsed, or was approved before."""
-    return (await conn.execute(UPDATE_WAITING_ORDER_APPROVED, order_id, by, wait)).endswith(" 1")
+    """Approve an order. Return False if it does not wait, has lapsed, or was approved before.
+
+    The connection must be in a transaction: the approval is recorded in the chain.
+    """
+    rows = plain_rows(await conn.fetch(UPDATE_WAITING_ORDER_APPROVED, order_id, by, wait))
+    for row in rows:
+        await insert_record(conn, APPROVED, row)
+    return bool(rows)
 
 
 UPDATE_WAITING_ORDER_CLOSED = "UPDATE waiting_orders SET closed_at = now() WHERE id = $1"

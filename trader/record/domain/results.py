@@ -26,6 +26,7 @@ BEGIN: Final = "begin"
 RESULTS: Final = "results"
 CANDLES: Final = "candles"
 REMOVED: Final = "removed"
+APPROVED: Final = "approved"
 
 SPAN_TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "fills": ("account_id", "sequence"),
