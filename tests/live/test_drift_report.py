@@ -4,23 +4,31 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 from support.books import make_quote
 from support.calls import Call
 from support.chromium import is_installed
+from support.manual_clock import ManualClock
+from support.operated_exchange import make_operations
 from support.records import START, add_model, add_trade, id_of
 from support.reports import opened_report, report_data, rows_of
 
+from trader.api.procedures.operations import get_activity
+from trader.api.schemas.common import Empty
 from trader.database.pool import Database
 from trader.exchange.domain.matching import totals, walk
 from trader.exchange.domain.orders import OrderSide
+from trader.live.approvals import Approvals
 from trader.live.domain.drift import Drift, ShadowDrift
 from trader.live.sql.drift import insert_drift, insert_shadow_drift, select_drift_figures, select_uncompared
 from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Tick
 from trader.market.sources.books import BookModel, Grid
 from trader.market.sources.recorder import Recorder
 from trader.market.sources.synthetic import SyntheticSource
+from trader.settings.settings import Settings
 
 INSERT_FILL = """
 INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
@@ -133,6 +141,29 @@ async def test_latencies_and_shadow_have_rows_of_their_own(database: Database, c
     made = await call("drift")
     assert "0.00 bp in fees, 0.00 in funding were charged" in made.out
     assert made.out.splitlines()[-1] == "drift.html: 4 fills and 1 orders"
+
+
+async def test_operators_see_the_drift_of_seven_days(database: Database) -> None:
+    await write(database, [("BTC", OrderSide.BUY, "0.5", bps) for bps in ("1", "2", "-4")])
+    async with database.connection() as conn:
+        await conn.execute("UPDATE fill_drift SET filled_at = quoted_at + interval '1 s'")
+        await conn.execute(
+            "INSERT INTO shadow_drift (account_id, symbol, side, quantity, paper_price, drift_bps, signed, sent_at) "
+            "SELECT 'apex', 'ETH', 'sell', 1, 2000, bps, 'hash', at "
+            "FROM (VALUES (7, $1::timestamptz), (9, $1::timestamptz - interval '8 days')) rows (bps, at)",
+            START,
+        )
+    exchange: Any = None  # it is not asked
+    clock, settings = ManualClock(START + timedelta(hours=1)), Settings.load({}, None, demo=True)
+    operations = make_operations(database, exchange, clock, settings)
+    context: Any = SimpleNamespace(clock=clock, operations=operations, approvals=Approvals(database, None, "lighter"))
+    found = msgspec.to_builtins((await get_activity(context, Empty())).drift)
+    every = {"symbol": None, "side": None, "size": None, "latency": None}
+    group = {"symbol": "BTC", "side": "buy", "size": "< 1k", "latency": "1 to 3 s"}
+    fills = {"ofShadow": False, "fills": 3, "median": 1, "p95": 4}
+    shadow = {"ofShadow": True, "fills": 1, "median": 7, "p95": 7}
+    group_of_shadow = {"symbol": "ETH", "side": "sell", "size": "1k to 10k", "latency": "0.3 to 1 s"}
+    assert found == [{**fills, **group}, {**fills, **every}, {**shadow, **group_of_shadow}, {**shadow, **every}]
 
 
 async def test_a_report_without_simulated_fills_says_so(database: Database, call: Call, tmp_path: Path) -> None:

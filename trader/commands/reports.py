@@ -14,6 +14,7 @@ from trader.core.errors import StartError
 from trader.core.files import replace_file
 from trader.core.money import counted
 from trader.live import recorded_books
+from trader.live.domain.drift import LATENCIES, SIZES
 from trader.live.sql import drift as drift_store
 from trader.live.sql.drift import DriftFigures, Uncompared
 from trader.portfolio.evidence import Field, last_whole_hour, make_report
@@ -81,8 +82,6 @@ def _write(file: Path, text: str) -> None:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
 
 
-SIZES: Final = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
-LATENCIES: Final = ("< 0.3 s", "0.3 to 1 s", "1 to 3 s", "≥ 3 s")
 COLUMNS: Final = ("market", "side", "size", "latency", "fills", "mean", "median", "p95", "worst")
 
 FILLS = "Each fill of the venue, simulated on the book at which its order was sent."

@@ -118,6 +118,12 @@ VALUES ($1, $2, 1, 'CREATE_POSITION', 'rejected', $3, $4)
 """
 
 
+ADD_DRIFT = """
+INSERT INTO shadow_drift (account_id, symbol, side, quantity, paper_price, drift_bps, signed, sent_at)
+VALUES ('hostile', $1, 'sell', 1, 2000, 7.25, 'hash', $2)
+"""
+
+
 async def add_hostile_model(dsn: str) -> None:
     conn = await asyncpg.connect(dsn)
     at, invocation = datetime.now(UTC) - timedelta(minutes=1), uuid4()
@@ -130,6 +136,7 @@ async def add_hostile_model(dsn: str) -> None:
         await conn.execute(ADD_MODEL, "hostile", HOSTILE, "Apex", HOSTILE, at)
         await conn.execute(ADD_INVOCATION, invocation, "hostile", at, HOSTILE)
         await conn.execute(ADD_CALL, UUID(int=1), invocation, json.dumps(metadata), at)
+        await conn.execute(ADD_DRIFT, HOSTILE, at)
     finally:
         await conn.close()
 
@@ -223,6 +230,10 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
         ] == [f"{one['invocations']:,}" for one in answer["models"]]
 
     await until(agree, "the figures")
+    drift = "document.querySelectorAll('section[aria-label^=\"Paper against the venue\"] tbody tr')"
+    cells = await tab.evaluate(f"[...{drift}].map(row => [...row.cells].map(cell => cell.innerText))")
+    figures = ["1", "shadow", "+7.25", "7.25"]
+    assert cells == [[HOSTILE, "sell", "1k to 10k", "0.3 to 1 s", *figures], ["all"] * 4 + figures]
     assert {"rule": HOSTILE, "calls": 1, "models": 1} in activity["refusals"]
     assert await tab.evaluate("typeof window.pwned") == "undefined"
     await tab.evaluate(press % "Forget the token")

@@ -11,6 +11,7 @@ from trader.api.schemas.common import Empty
 from trader.api.schemas.operations import (
     ApproveInput,
     ApproveOutput,
+    DriftRow,
     GetActivityOutput,
     GetLadderOutput,
     HaltInput,
@@ -113,11 +114,14 @@ async def get_ladder(context: Context, _: Empty) -> GetLadderOutput:
 
 @procedure("operations.getActivity", operates=True, private=True, long=True)
 async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
-    """Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days
-    (UTC): an addition to the specification.
+    """Return costs by day, failures and latencies by model, refusals by rule, halts, alarms and the drift between paper
+    and venue of the last seven days (UTC): an addition to the specification.
     """
     since = floor_time(context.clock.now(), _DAY) - (ACTIVITY_DAYS - 1) * _DAY
-    return GetActivityOutput.from_attributes(since=since, **await context.operations.activity(since))
+    drift = await context.approvals.drift(since)
+    rows = [DriftRow.from_attributes(figures, of_shadow=of_shadow) for of_shadow, figures in drift]
+    activity = await context.operations.activity(since)
+    return GetActivityOutput.from_attributes(since=since, drift=rows, **activity)
 
 
 def _account_of(context: Context, request: HaltInput) -> str | None:

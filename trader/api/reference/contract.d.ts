@@ -573,6 +573,22 @@ export type Disagreement = {
   againstSide: 'LONG' | 'SHORT' | null
 }
 
+/**
+ * How far paper was from the venue's fills, or orders in shadow, in basis points: positive if paper was better.
+ *
+ * The last row of each has all of them, and neither market nor side, size and latency.
+ */
+export type DriftRow = {
+  ofShadow: boolean
+  symbol: string | null
+  side: string | null
+  size: string | null
+  latency: string | null
+  fills: number
+  median: number
+  p95: number
+}
+
 /** The following list of a stream is still empty; `message` says why. */
 export type EmptyList = {
   stream: string
@@ -870,6 +886,7 @@ export type GetActivityOutput = {
   refusals: RefusalsOfRule[]
   halts: PastHaltRow[]
   alarms: PastAlarmRow[]
+  drift: DriftRow[]
 }
 
 export type GetBehaviourInput = {
@@ -2660,7 +2677,7 @@ export type TraderProcedures = {
     input: Record<string, never> | undefined
     output: GetLadderOutput
   }
-  /** Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days (UTC): an addition to the specification. */
+  /** Return costs by day, failures and latencies by model, refusals by rule, halts, alarms and the drift between paper and venue of the last seven days (UTC): an addition to the specification. */
   'operations.getActivity': {
     input: Record<string, never> | undefined
     output: GetActivityOutput
@@ -2940,7 +2957,7 @@ export type TraderClient<TContext extends ClientContext = Record<never, never>> 
     approve: ProcedureClient<TContext, 'operations.approve'>
     /** Return where each entrant stands between paper and money: an addition to the specification. */
     getLadder: ProcedureClient<TContext, 'operations.getLadder'>
-    /** Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days (UTC): an addition to the specification. */
+    /** Return costs by day, failures and latencies by model, refusals by rule, halts, alarms and the drift between paper and venue of the last seven days (UTC): an addition to the specification. */
     getActivity: ProcedureClient<TContext, 'operations.getActivity'>
   }
   simulator: {

@@ -8,6 +8,7 @@ from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.api.schemas.simulator import AccountId
 from trader.exchange.domain.halts import REASON_MAX
 from trader.exchange.halts import Keeper
+from trader.live.domain.drift import LATENCIES, SIZES
 
 
 class HaltInput(Input, kw_only=True):
@@ -120,6 +121,22 @@ class PastAlarmRow(Wire, kw_only=True):
     message: str
 
 
+class DriftRow(Wire, kw_only=True):
+    """How far paper was from the venue's fills, or orders in shadow, in basis points: positive if paper was better.
+
+    The last row of each has all of them, and neither market nor side, size and latency.
+    """
+
+    of_shadow: bool
+    symbol: str | None
+    side: str | None
+    size: Annotated[str | None, From(convert=lambda place: None if place is None else SIZES[place])]
+    latency: Annotated[str | None, From(convert=lambda place: None if place is None else LATENCIES[place])]
+    fills: int
+    median: float
+    p95: float
+
+
 class GetActivityOutput(Wire, kw_only=True):
     """Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each."""
 
@@ -129,6 +146,7 @@ class GetActivityOutput(Wire, kw_only=True):
     refusals: list[RefusalsOfRule]
     halts: list[PastHaltRow]
     alarms: list[PastAlarmRow]
+    drift: list[DriftRow]
 
 
 class HaltOutput(Wire, kw_only=True):

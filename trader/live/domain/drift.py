@@ -6,7 +6,7 @@ The error is in basis points of the paper price, positive where the venue was wo
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,10 @@ from trader.core.money import ZERO, divide
 from trader.exchange.domain.matching import totals, walk
 from trader.exchange.domain.orders import Fill, OrderSide
 from trader.market.domain.markets import Book, Quote
+
+SIZES: Final = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
+LATENCIES: Final = ("< 0.3 s", "0.3 to 1 s", "1 to 3 s", "≥ 3 s")
+"""The groups of fills, by notional and by the time from their book."""
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,9 +36,8 @@ async def insert_shadow_drift(conn: Connection, drift: ShadowDrift) -> None:
 class DriftFigures(NamedTuple):
     """Error statistics, in basis points, of the fills of one market, side, size and latency, or (None) of all fills.
 
-    `size` is 0 for a notional below 1,000, 1 below 10,000, 2 below 100,000, and 3 above. `latency` is 0 for a fill
-    within 300 ms after its book, 1 within a second, 2 within 3 seconds, and 3 later. `p95` is of the absolute
-    errors, by nearest rank; `worst` is the error largest in magnitude; `low` and `high` span the middle 90 %.
+    `size` and `latency` are places in SIZES and LATENCIES. `p95` is of the absolute errors, by nearest rank; `worst`
+    is the error largest in magnitude; `low` and `high` span the middle 90 %.
     """
 
     symbol: str | None
