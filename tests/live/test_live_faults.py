@@ -317,9 +317,15 @@ class Schedule:
         placing.cancel()
         with suppress(TraderError, asyncio.CancelledError):
             await placing
-        if flat and self.venue.positions().get(IDS[symbol], 0) > 0:
+        if flat and self.venue.positions().get(IDS[symbol], 0) > 0 and self.has_venues_stop(IDS[symbol]):
             assert self.venue.ledger.is_stopped(IDS[symbol]), f"{symbol}: an order filled without its stop"
         await self.power_cut()
+
+    def has_venues_stop(self, market_id: int) -> bool:
+        """Return whether the venue itself keeps the stop of what was filled last, also while the service is down."""
+        opened = [each for each in self.venue.orders.values() if each.market_id == market_id and not each.reduce_only]
+        entry = max(opened, key=lambda order: order.index)
+        return self.venue.stops_parts or (entry.filled == entry.quantity and 2 not in self.venue.refused_types)
 
     # What is always true
 

@@ -24,6 +24,7 @@ Visibility and limits follow a time in which each request takes `request_s`, so 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
@@ -169,6 +170,9 @@ class FakeExchange(AccountStreams):
         self.hidden: set[int] = set()
         """The client indexes of hidden orders, which are open and get filled nevertheless."""
 
+        self.unlisted: set[int] = set()
+        """The client indexes of orders that the lists of standing orders lack; by their ids they are found."""
+
         self.refuses_idle_ends = False
         """Whether it refuses to cancel an order that is not open, instead of using up the nonce for nothing."""
 
@@ -185,6 +189,9 @@ class FakeExchange(AccountStreams):
         self._requests: deque[tuple[float, int]] = deque()
         self._kinds: defaultdict[int, deque[float]] = defaultdict(deque)
         self._is_changing = False
+
+    stops_parts = True
+    """Whether a group is taken or refused whole, and its stop covers what its order filled in part."""
 
     @property
     def ledger(self) -> Ledger:
@@ -266,6 +273,20 @@ class FakeExchange(AccountStreams):
                 for order in ledger.standing(market.market_id):
                     if order.is_active:
                         self._reach(ledger, order, market)
+
+    def restart(self) -> None:
+        """Number trades from a lower number on, as after a restart."""
+        self._trade_id = 1
+
+    def give_again(self, client_index: int) -> None:
+        """Another program rests an order far away under an id of ours, whose order has ended."""
+        ended = self.orders[client_index]
+        assert ended.is_final
+        self._order_count += 1
+        index, price = FIRST_INDEX - 1 + self._order_count, ended.price / 2
+        self.ledger.orders[client_index] = replace(
+            ended, index=index, price=price, status="open", filled=Decimal(0), children=[], earlier=[]
+        )
 
     def trade_by_hand(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
         """A person trades the account at the venue."""
@@ -707,7 +728,9 @@ class FakeExchange(AccountStreams):
         rows = [
             row
             for row in self._seen_orders(self._asked_of(request))
-            if row["status"] in ("open", "pending") and market_id in ("255", str(row["market_index"]))
+            if row["status"] in ("open", "pending")
+            and market_id in ("255", str(row["market_index"]))
+            and row["client_order_index"] not in self.unlisted
         ]
         return await self._tell_of(request, {"orders": rows or None})
 

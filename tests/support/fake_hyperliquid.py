@@ -88,6 +88,8 @@ class FakeHyperliquid(FakeExchange):
         self._nonces: list[int] = []
         self._weight = 20
 
+    stops_parts = False
+
     def routes(self) -> Iterable[web.RouteDef]:
         return (
             web.post("/info", self._info),
@@ -163,10 +165,11 @@ class FakeHyperliquid(FakeExchange):
             self._create(ledger, {"Nonce": 0}, taken)
         orders = [ledger.orders[each["ClientOrderIndex"]] for each in taken]
         parent = orders[0]
-        if parent.is_final and not parent.filled and parent.type == "market":
-            return _done(
-                "order", {"statuses": [{"error": "Order could not immediately match against any resting orders."}]}
-            )
+        if parent.is_final and not parent.filled and parent.type in ("market", "limit"):
+            why = "Reduce only order would increase position."
+            if parent.type == "market":
+                why = "Order could not immediately match against any resting orders."
+            return _done("order", {"statuses": [{"error": why}]})
         statuses: list[Any] = [{"resting": {"oid": parent.index, "cloid": wires[0]["c"]}}]
         if parent.is_final and parent.type in ("market", "limit"):
             total = {"totalSz": str(parent.filled), "avgPx": str(parent.notional / parent.filled), "oid": parent.index}
@@ -300,7 +303,8 @@ class FakeHyperliquid(FakeExchange):
                 return self._account_state(ledger)
             case "frontendOpenOrders":
                 rows = self._seen_orders(ledger)
-                return [_detail(row) for row in rows if row["status"] in ("open", "pending")]
+                standing = [row for row in rows if row["status"] in ("open", "pending")]
+                return [_detail(row) for row in standing if row["client_order_index"] not in self.unlisted]
             case "orderStatus":
                 name = asked["oid"]
                 rows = [row for row in self._seen_orders(ledger) if name in (row["order_index"], _cloid(row))]
@@ -378,7 +382,7 @@ class FakeHyperliquid(FakeExchange):
     def _fill_row(self, ledger: Ledger, trade: dict[str, Any]) -> dict[str, Any]:
         is_ask = trade["ask_account_id"] == ledger.index
         maker, ours = is_ask is trade["is_maker_ask"], "ask" if is_ask else "bid"
-        fee = Decimal(trade["maker_fee" if maker else "taker_fee"] or 0) / 1_000_000
+        fee = Decimal(trade.get("maker_fee" if maker else "taker_fee") or 0) / 1_000_000
         notional = Decimal(trade["size"]) * Decimal(trade["price"])
         kind, client_index = trade["type"], trade[f"{ours}_client_id"]
         row = {

@@ -1,9 +1,7 @@
 """What the order gateways of all venues share: present rules before an order, and outcomes shown only by trades."""
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Protocol
 
 import msgspec
 
@@ -12,6 +10,7 @@ from trader.core.money import ZERO, ceil_to, format_decimal, round_to
 from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.budget import Priority, spending_as
 from trader.live.domain.orders import VenueOrderState
+from trader.live.http import VenueHttp
 from trader.live.market import Listing
 from trader.live.venue import AccountRecords
 from trader.market.domain.markets import Market
@@ -26,15 +25,7 @@ def credentials(settings: Settings) -> tuple[str, Secret]:
     return settings.venue_account_index, settings.venue_api_key
 
 
-class Listed(Protocol):
-    """The markets of a venue; `known` as they were listed last."""
-
-    known: dict[str, Listing]
-
-    async def listings(self) -> Mapping[str, Listing]: ...
-
-
-async def present_listing(api: Listed, order: VenueOrder) -> Listing:
+async def present_listing(api: VenueHttp, order: VenueOrder) -> Listing:
     """Read the venue's rules, which may change at any time; an order that reduces does without a new reading.
 
     :raises ValueError: the venue does not list the market

@@ -7,9 +7,11 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from trader.core.errors import MarketDataError
 from trader.live.budget import RequestBudget
+from trader.live.market import Listing
 
 ANSWER_LIMIT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -30,6 +32,9 @@ class VenueHttp:
         self.answered_at: datetime | None = None
         """The time of the latest answer by the venue's clock; None until one states its date."""
 
+        self.known: dict[str, Listing] = {}
+        """The perpetual markets as they were listed last, with those that are listed no more."""
+
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -38,6 +43,20 @@ class VenueHttp:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S))
         return self._session
+
+    async def listings(self) -> Mapping[str, Listing]:
+        """Return the perpetual markets by symbol, and remember them as `known`."""
+        raise NotImplementedError
+
+    def remember(self, listings: Mapping[str, Listing]) -> Mapping[str, Listing]:
+        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
+        self.known = {**gone, **listings}
+        return listings
+
+    def listing(self, symbol: str) -> Listing:
+        if (listing := self.known.get(symbol)) is None:
+            raise MarketDataError(f"the venue does not list {symbol}")
+        return listing
 
     async def close(self) -> None:
         session, self._session = self._session, None

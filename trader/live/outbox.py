@@ -194,22 +194,29 @@ class Outbox:
             return
         states = await self._account.orders.find_all(standing)
         shown = sorted(states.items(), key=lambda item: item[1].venue_index)
-        changed = [(standing[index], state) for index, state in shown]
+        changed = [(standing[index], state) for index, state in shown if _is_of(standing[index], state)]
         booked = (self._book(*each) for each in changed if each[1].is_final or each[1].filled > each[0].filled)
         now, gone = self._context.clock.now(), [sent for index, sent in standing.items() if index not in states]
         gone = [each for each in gone if interval_elapsed(each.changed_at + LAG_MAX, LAG_MAX, now)]
+        gone += [standing[index] for index, state in shown if not _is_of(standing[index], state)]
         self.lost = dict.fromkeys((each.client_index for each in gone), False)
-        # A stop or target is canceled after its successor has been placed.
-        await run_each(chain(booked, (self.cancel(each) for each in gone if not each.is_protective)))
+        # A stop or target is canceled after its successor has been placed. An id is given again once ours has ended.
+        ended = (
+            self._write_off(each) if each.client_index in states else self.cancel(each)
+            for each in gone
+            if not each.is_protective
+        )
+        await run_each(chain(booked, ended))
 
     async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
         """Cancel an order and book its fills so far. Return whether it is certainly no longer open."""
         sent = msgspec.structs.replace(sent, reason=reason)
         outcome = await self._account.orders.cancel(sent.symbol, sent.client_index)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, Placed) and _is_of(sent, outcome.state):
             return (await self._book(sent, outcome.state)).sent.status is SentStatus.DONE
         # One that was never shown may still have been accepted.
-        return isinstance(outcome, Refused) and sent.status is SentStatus.STANDING and await self._write_off(sent)
+        is_gone = isinstance(outcome, Placed | Refused) and sent.status is SentStatus.STANDING
+        return is_gone and await self._write_off(sent)
 
     async def cancel_foreign(self, symbol: str, client_index: int) -> None:
         """Cancel an order at the venue that is not in the ledger."""
@@ -409,3 +416,8 @@ class Outbox:
 def _closes(sent: SentOrder) -> bool:
     """Return whether an order closes at market: it can only reduce, so it may be sent again."""
     return sent.order.type is VenueOrderType.MARKET and sent.order.reduce_only
+
+
+def _is_of(sent: SentOrder, state: VenueOrderState) -> bool:
+    """Return whether a state is of the order that was sent, and not of another one that has its id now."""
+    return sent.venue_index in (None, state.venue_index)

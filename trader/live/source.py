@@ -50,6 +50,7 @@ from trader.market.sources.books import (
     marks_of_candle,
 )
 from trader.market.sources.files import FileRow, Minutes
+from trader.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,12 @@ class MarketApi(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def make_venue_source(api: MarketApi, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> "VenueSource":
+    """Return the source of a venue's prices. Only the simulator trades on polled books."""
+    poll_every = timedelta(milliseconds=settings.refresh_interval_ms) if settings.trading_mode == "simulated" else None
+    return VenueSource(api, settings.markets, rows, poll_every=poll_every)
 
 
 class VenueSource:

@@ -5,16 +5,15 @@ Read `api.py` (requests) and `stream.py` (prices), then `account.py` with `order
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 
 from trader.live.budget import RequestBudget
 from trader.live.gateway import credentials
 from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent, order_signer
 from trader.live.hyperliquid.api import ADDRESS as ADDRESS
 from trader.live.hyperliquid.api import TESTNET as TESTNET
-from trader.live.hyperliquid.api import HyperliquidApi, venue_address
+from trader.live.hyperliquid.api import HyperliquidApi
 from trader.live.hyperliquid.closer import HyperliquidCloser
-from trader.live.source import VenueSource
+from trader.live.source import make_venue_source
 from trader.live.venue import OrderSigner, VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
@@ -25,14 +24,8 @@ from trader.settings.settings import Settings
 def make_source(
     settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
 ) -> MarketSource:
-    """Return the source of Hyperliquid's prices. Only the simulator trades on polled books."""
-    poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
-    return VenueSource(
-        HyperliquidApi(venue_address(settings), budget),
-        settings.markets,
-        rows,
-        poll_every=poll_every if settings.trading_mode == "simulated" else None,
-    )
+    """Return the source of Hyperliquid's prices."""
+    return make_venue_source(HyperliquidApi(settings.venue_url or ADDRESS, budget), settings, rows)
 
 
 def make_accounts(settings: Settings) -> VenueAccounts:
@@ -43,7 +36,7 @@ def make_accounts(settings: Settings) -> VenueAccounts:
 def make_order_signer(settings: Settings) -> OrderSigner:
     """Return what signs the orders of shadow. Raise `StartError` without credentials or libraries."""
     account, key = credentials(settings)
-    return order_signer(make_agent(key, venue_address(settings) == TESTNET), account)
+    return order_signer(make_agent(key, settings.venue_url == TESTNET), account)
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

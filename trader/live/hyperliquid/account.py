@@ -18,7 +18,7 @@ from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.budget import RequestBudget
 from trader.live.gateway import credentials
 from trader.live.hyperliquid.actions import EXPIRES_S, Actions, order_action
-from trader.live.hyperliquid.api import TESTNET, HyperliquidApi, venue_address
+from trader.live.hyperliquid.api import ADDRESS, TESTNET, HyperliquidApi
 from trader.live.hyperliquid.orders import HyperliquidOrders
 from trader.live.hyperliquid.records import HyperliquidRecords
 from trader.live.hyperliquid.signer import AgentSigner, HyperliquidSigner
@@ -107,7 +107,7 @@ class HyperliquidAccounts:
         agent: MakeAgent = make_agent, pause_s: float = _PAUSE_S, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.default_account, self._key = credentials(settings)
-        self.url = venue_address(settings)
+        self.url = settings.venue_url or ADDRESS
         self.keys: dict[str, Secret] = {}
         self._make_agent = agent
         self._pause_s = pause_s

@@ -22,7 +22,6 @@ from trader.live.hyperliquid.stream import BookRow, HyperliquidStream, book_of, 
 from trader.live.market import Listing, VenueMarket, candle_of
 from trader.live.socket import time_of
 from trader.market.domain.markets import INTERVALS, Candle, Interval, MarginTier, Market, canonical_symbol
-from trader.settings.settings import Settings
 
 ADDRESS: Final = "https://api.hyperliquid.xyz"
 TESTNET: Final = "https://api.hyperliquid-testnet.xyz"
@@ -91,11 +90,6 @@ class _Funding(msgspec.Struct, rename="camel"):
     funding_rate: Decimal
 
 
-def venue_address(settings: Settings) -> str:
-    """Return the base address of the venue."""
-    return settings.venue_url or ADDRESS
-
-
 def ms_of(at: datetime) -> int:
     return (at - EPOCH) // _MILLISECOND
 
@@ -112,9 +106,6 @@ class HyperliquidApi(VenueHttp):
         )
         budget.is_weighted, budget.orders = True, _ORDERS
         super().__init__(base_url, budget, pause_s=pause_s)
-        self.known: dict[str, Listing] = {}
-        """The perpetual markets as they were listed last, with those that are listed no more."""
-
         self.coins: dict[int, str] = {}
         """The venue's names of the markets, by number."""
 
@@ -144,14 +135,7 @@ class HyperliquidApi(VenueHttp):
             self.coins[number] = asset.name
             is_active = not (asset.is_delisted or asset.only_isolated)
             listings[symbol] = Listing(number, _market(symbol, asset, tables.get(asset.margin_table_id)), is_active)
-        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
-        self.known = gone | listings
-        return listings
-
-    def listing(self, symbol: str) -> Listing:
-        if (listing := self.known.get(symbol)) is None:
-            raise MarketDataError(f"the venue does not list {symbol}")
-        return listing
+        return self.remember(listings)
 
     def symbol_of(self, coin: str) -> str | None:
         """Return the symbol of a perpetual market by the venue's name; None for anything else, such as a spot pair."""

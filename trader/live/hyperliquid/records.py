@@ -162,7 +162,7 @@ class HyperliquidRecords:
             name = client_index_of_cloid(order.cloid) or -order.oid
             if order.is_trigger:
                 kind = VenueOrderType.STOP if order.order_type.startswith("Stop") else VenueOrderType.TARGET
-                protective_orders[name] = ProtectiveOrder(self._symbol(order.coin), kind, order.trigger_px)
+                protective_orders[name] = ProtectiveOrder(self._symbol(order.coin), kind, order.trigger_px, order.sz)
             else:
                 others.add(name)
         return VenueReport(

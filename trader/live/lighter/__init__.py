@@ -6,7 +6,6 @@ and `closer.py` with `rehearsal.py`.
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Final
 
 from trader.live.budget import RequestBudget
@@ -14,10 +13,10 @@ from trader.live.gateway import credentials
 from trader.live.lighter.account import LighterAccounts, index_of, order_signer
 from trader.live.lighter.api import ADDRESS as ADDRESS
 from trader.live.lighter.api import TESTNET as TESTNET
-from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.api import LighterApi
 from trader.live.lighter.rehearsal import LighterRehearsal
 from trader.live.lighter.signer import LighterSigner
-from trader.live.source import VenueSource
+from trader.live.source import make_venue_source
 from trader.live.venue import OrderSigner, VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.source import MarketSource
@@ -31,17 +30,9 @@ _WITHOUT_RESERVE: Final = 100
 def make_source(
     settings: Settings, rows: Mapping[str, SimulatedMarket], budget: RequestBudget | None = None
 ) -> MarketSource:
-    """Return the source of Lighter's prices.
-
-    Only the simulator trades on polled books: live trading needs the venue's stream.
-    """
-    poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
-    return VenueSource(
-        LighterApi(venue_address(settings), budget or RequestBudget(_WITHOUT_RESERVE, per_kind=1)),
-        settings.markets,
-        rows,
-        poll_every=poll_every if settings.trading_mode == "simulated" else None,
-    )
+    """Return the source of Lighter's prices."""
+    budget = budget or RequestBudget(_WITHOUT_RESERVE, per_kind=1)
+    return make_venue_source(LighterApi(settings.venue_url or ADDRESS, budget), settings, rows)
 
 
 def make_accounts(settings: Settings) -> VenueAccounts:
@@ -52,7 +43,9 @@ def make_accounts(settings: Settings) -> VenueAccounts:
 def make_order_signer(settings: Settings) -> OrderSigner:
     """Return what signs the orders of shadow. Raise `StartError` without credentials or the venue's SDK."""
     account, key = credentials(settings)
-    return order_signer(LighterSigner(venue_address(settings), index_of(account), settings.venue_api_key_index, key))
+    return order_signer(
+        LighterSigner(settings.venue_url or ADDRESS, index_of(account), settings.venue_api_key_index, key)
+    )
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:

@@ -12,7 +12,7 @@ from trader.core import tasks
 from trader.core.errors import StartError
 from trader.live.budget import RequestBudget
 from trader.live.gateway import credentials
-from trader.live.lighter.api import LighterApi, VenueRefusal, venue_address
+from trader.live.lighter.api import ADDRESS, LighterApi, VenueRefusal
 from trader.live.lighter.frames import LAG_S, AccountFrames, AccountStream
 from trader.live.lighter.orders import LighterOrders, order_terms
 from trader.live.lighter.records import LighterRecords
@@ -84,7 +84,7 @@ class LighterAccounts:
         make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S,
     ) -> None:  # fmt: skip
         self.default_account, self._key = credentials(settings)
-        self.url = venue_address(settings)
+        self.url = settings.venue_url or ADDRESS
         self.keys: dict[str, Secret] = {}
         self._key_index = settings.venue_api_key_index
         self._make_signer = make_signer

@@ -25,7 +25,6 @@ from trader.live.lighter.signer import Signer
 from trader.live.lighter.stream import LighterStream, open_stream
 from trader.live.market import Listing, VenueMarket, candle_of
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
-from trader.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -139,11 +138,6 @@ def code_of(body: bytes | str | None) -> int:
         return 0
 
 
-def venue_address(settings: Settings) -> str:
-    """Return the base address of the venue."""
-    return settings.venue_url or ADDRESS
-
-
 class LighterApi(VenueHttp):
     """The REST interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
 
@@ -157,9 +151,6 @@ class LighterApi(VenueHttp):
         super().__init__(base_url, budget, pause_s=pause_s)
         self.has_quota = False
         """Whether the accounts' transactions are limited by their volume."""
-
-        self.known: dict[str, Listing] = {}
-        """The perpetual markets as they were listed last, with those that are listed no more."""
 
     def use_tier(self, name: str) -> None:
         """Adapt the budget to the tier of the accounts."""
@@ -186,9 +177,7 @@ class LighterApi(VenueHttp):
                 logger.warning("%s", error)
                 continue
             listings[symbol] = Listing(detail.market_id, market, detail.status == "active")
-        gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
-        self.known = gone | listings
-        return listings
+        return self.remember(listings)
 
     def symbol_of(self, market_id: int) -> str:
         """Return the symbol of a market by its number; words that name it if it was never listed."""

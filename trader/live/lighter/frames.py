@@ -89,8 +89,9 @@ class AccountFrames:
         newest = []
         for row in rows:
             known = self._orders.pop(row.order_index, None)
-            if known is None or known.age < row.age:
-                known, row.seen_s = row, monotonic()
+            if known is None or known.age <= row.age:
+                row.seen_s = known.seen_s if known is not None and known.age == row.age else monotonic()
+                known = row
             self._orders[row.order_index] = known
             newest.append(known)
         _shorten(self._orders, [index for index, row in self._orders.items() if row.is_final])

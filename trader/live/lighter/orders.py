@@ -102,7 +102,9 @@ class LighterOrders:
     async def _cancel(self, symbol: str, client_index: int) -> SendOutcome:
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
-            attempt, answer = await self._transactions.cancel(self._market_id(symbol), client_index, nonce=nonce)
+            attempt, answer = await self._transactions.cancel(
+                self._api.listing(symbol).market_id, client_index, nonce=nonce
+            )
             if answer.code in INACTIVE or (
                 answer.is_taken is not False and await self._was_decided(attempt, client_index)
             ):
@@ -193,7 +195,8 @@ class LighterOrders:
                 if sent is None and is_lost:
                     nonce, is_lost = int(attempt.partition(":")[0]), False
                     with spending_as(Priority.CANCEL):
-                        await self._transactions.cancel(self._market_id(order.symbol), order.client_index, nonce=nonce)
+                        market_id = self._api.listing(order.symbol).market_id
+                        await self._transactions.cancel(market_id, order.client_index, nonce=nonce)
             except MarketDataError as error:
                 logger.warning("order %d will be looked up again: %s", order.client_index, error)
             await self.pause()
@@ -226,11 +229,6 @@ class LighterOrders:
                     return sent.is_of(attempt, cancels=client_index)
             await self.pause()
         return False
-
-    def _market_id(self, symbol: str) -> int:
-        if (listing := self._api.known.get(symbol)) is None:
-            raise MarketDataError(f"the venue does not list {symbol}")
-        return listing.market_id
 
     def _state(self, order: OrderRow) -> VenueOrderState:
         return VenueOrderState(

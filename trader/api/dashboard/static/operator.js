@@ -82,18 +82,13 @@ function Approve() {
       .catch(error => setSaid(`Not done: ${error.message}`))
       .finally(() => invalidate('/health', 'operations.'))
   }
-  const [entrants, setEntrants] = useState(null)
-  const show = () =>
-    call('operations.getLadder')
-      .then(answer => setEntrants(answer.entrants))
-      .catch(error => setSaid(error.message))
+  const entrants = useAnswer('operations.getLadder').data?.entrants ?? []
   return html`<${Panel} title="Approve a step or an order"><form class="body filters" onSubmit=${act}>
     <input type="text" aria-label="Entrant or order to approve" placeholder="Entrant, or ID of an order" value=${name}
       onInput=${event => setName(event.target.value)} />
-    <button class="button" type="submit" disabled=${!name.trim()}>Approve</button>
-    <button class="button" type="button" onClick=${show}>Show the ladder</button></form>
+    <button class="button" type="submit" disabled=${!name.trim()}>Approve</button></form>
     <p class="body" role="status">${said}</p>
-    ${entrants && html`<${Table} label="The ladder" columns=${LADDER} rows=${entrants} first=${20} empty="There is no ladder." />`}</${Panel}>`
+    <${Table} label="The ladder" columns=${LADDER} rows=${entrants} first=${20} empty="There is no ladder." /></${Panel}>`
 }
 
 const LADDER = [
