@@ -157,13 +157,14 @@ async def test_operators_see_the_drift_of_seven_days(database: Database) -> None
     clock, settings = ManualClock(START + timedelta(hours=1)), Settings.load({}, None, demo=True)
     operations = make_operations(database, exchange, clock, settings)
     context: Any = SimpleNamespace(clock=clock, operations=operations, approvals=Approvals(database, None, "lighter"))
-    found = msgspec.to_builtins((await get_activity(context, Empty())).drift)
-    every = {"symbol": None, "side": None, "size": None, "latency": None}
-    group = {"symbol": "BTC", "side": "buy", "size": "< 1k", "latency": "1 to 3 s"}
-    fills = {"ofShadow": False, "fills": 3, "median": 1, "p95": 4}
-    shadow = {"ofShadow": True, "fills": 1, "median": 7, "p95": 7}
-    group_of_shadow = {"symbol": "ETH", "side": "sell", "size": "1k to 10k", "latency": "0.3 to 1 s"}
-    assert found == [{**fills, **group}, {**fills, **every}, {**shadow, **group_of_shadow}, {**shadow, **every}]
+    found = (await get_activity(context, Empty())).drift
+    errors = ["3", "-0.33", "+1.00", "4.00", "-4.00"]
+    assert found == [
+        ["venue", "BTC", "buy", "< 1k", "1 to 3 s", *errors],
+        ["venue", "all", "", "", "", *errors],
+        ["shadow", "ETH", "sell", "1k to 10k", "0.3 to 1 s", "1", "+7.00", "+7.00", "7.00", "+7.00"],
+        ["shadow", "all", "", "", "", "1", "+7.00", "+7.00", "7.00", "+7.00"],
+    ]
 
 
 async def test_a_report_without_simulated_fills_says_so(database: Database, call: Call, tmp_path: Path) -> None:

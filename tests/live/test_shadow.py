@@ -106,7 +106,7 @@ async def test_a_paper_service_on_a_venues_prices_signs_for_the_entrants_in_shad
 ) -> None:
     """As the service starts; only the venue's own libraries are replaced."""
     monkeypatch.setattr("trader.live.lighter.LighterSigner", PlainSigner)
-    monkeypatch.setattr("trader.live.hyperliquid.make_agent", PlainAgent)
+    monkeypatch.setattr("trader.live.hyperliquid.HyperliquidSigner", PlainAgent)
     (file := tmp_path / "ladder.toml").write_text(LADDER)
     read_ladder(file).certify(
         await add_model(database, "apex"), "shadow", LadderFigures(), "a person", SystemClock().now()

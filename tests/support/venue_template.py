@@ -13,7 +13,7 @@ venue. Then:
 Outbox, ledger, exits, protective orders, reconciliation and drift come with the protocol.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
@@ -22,7 +22,7 @@ from trader.live.budget import RequestBudget
 from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.gateway import credentials
-from trader.live.venue import OrderSigner, Remember, VenueAccounts, VenueCloser
+from trader.live.venue import AccountFeed, OrderSigner, Remember, VenueAccounts, VenueCloser
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.sources.source import MarketSource
 from trader.settings.forms import Secret
@@ -95,13 +95,6 @@ class TemplateRecords:
         raise NotImplementedError
 
 
-class TemplateFeed:
-    """Leave `following` 0 where the venue pushes nothing about an account: then it is read every few seconds."""
-
-    following = 0
-    listener: Callable[[], None] | None = None
-
-
 class TemplateAccount:
     """One account: its gateway and its records share a connection and a signer."""
 
@@ -110,7 +103,7 @@ class TemplateAccount:
     def __init__(self) -> None:
         self.orders = TemplateOrders()
         self.records = TemplateRecords()
-        self.feed = TemplateFeed()
+        self.feed = AccountFeed()  # pushes nothing
 
 
 class TemplateAccounts:

@@ -141,21 +141,14 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
         recorded = "" if options.recording is None else f", and {options.recording} has no comparable book"
         reasons = "; ".join(["there is nothing to compare", *notes])
         raise StartError(f"{target.place} has no simulated venue fill{recorded}: {reasons}.")
-    _write(options.output, _drift_page(target.name, sections))
+    shown = [each._asdict() | {"figures": [figures._asdict() for figures in each.figures]} for each in sections]
+    data = {"name": target.name, "sizes": SIZES, "latencies": LATENCIES, "sections": shown}
+    _write(options.output, report_page("drift", f"Paper versus venue: {target.name}", data))
     lines = [*(line for section in sections for line in _lines_of(section)), *notes]
     lines.append(
         f"{options.output}: {' and '.join(f'{section.figures[-1].fills} {section.unit}' for section in sections)}"
     )
     return Result(value, lines)
-
-
-def _drift_page(name: str, sections: Sequence[DriftSection]) -> str:
-    """Return the HTML page: a table per section, with the middle 90 % and the median of the errors in each row."""
-    shown = [
-        section._asdict() | {"figures": [figures._asdict() for figures in section.figures]} for section in sections
-    ]
-    data = {"name": name, "sizes": SIZES, "latencies": LATENCIES, "sections": shown}
-    return report_page("drift", f"Paper versus venue: {name}", data)
 
 
 def _notes_of(uncompared: Uncompared) -> list[str]:
@@ -171,12 +164,5 @@ def _notes_of(uncompared: Uncompared) -> list[str]:
 
 def _lines_of(section: DriftSection) -> Iterator[str]:
     columns = [section.unit if column == "fills" else column for column in COLUMNS]
-    yield from table(columns, map(_cells, section.figures), text_columns=4)
+    yield from table(columns, (each.cells for each in section.figures), text_columns=4)
     yield from section.notes
-
-
-def _cells(figures: DriftFigures) -> tuple[str, ...]:
-    size = "" if figures.size is None else SIZES[figures.size]
-    latency = "" if figures.latency is None else LATENCIES[figures.latency]
-    errors = (f"{figures.mean:+.2f}", f"{figures.median:+.2f}", f"{figures.p95:.2f}", f"{figures.worst:+.2f}")
-    return figures.symbol or "all", figures.side or "", size, latency, f"{figures.fills:,}", *errors

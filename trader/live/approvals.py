@@ -20,7 +20,7 @@ from trader.exchange.sql.halts import select_halts, update_halts_lifted
 from trader.live.domain.ladder import STEPS, LadderFigures, LadderStep, find_lacks
 from trader.live.ladder import APPROVAL_WAIT, LadderFile, read_ladder, step_at
 from trader.live.sql import ladder as store
-from trader.live.sql.drift import DriftFigures, select_drift_figures
+from trader.live.sql.drift import select_drift_figures
 from trader.live.sql.venue_orders import select_venue_accounts
 from trader.record.domain.results import APPROVED
 from trader.record.sql.chain import insert_record
@@ -84,14 +84,12 @@ class Approvals:
                 found[model.id] = LadderStanding(model, step, above, shown, lacks, halts.get(model.id))
         return found
 
-    async def drift(self, since: datetime) -> list[tuple[bool, DriftFigures]]:
-        """Return how far paper was from the venue's fills since `since`, and (True) from orders in shadow."""
+    async def drift(self, since: datetime) -> list[list[str]]:
+        """Return how far paper was from the venue's fills since `since`, and from orders in shadow, as rows of text."""
         async with self._database.reading() as conn:
-            return [
-                (of_shadow, each)
-                for of_shadow in (False, True)
-                for each in await select_drift_figures(conn, since, of_shadow=of_shadow)
-            ]
+            fills = await select_drift_figures(conn, since)
+            shadow = await select_drift_figures(conn, since, of_shadow=True)
+        return [["venue", *each.cells] for each in fills] + [["shadow", *each.cells] for each in shadow]
 
     async def approve(self, name: str, by: str, override: str | None = None) -> str:
         """Approve a waiting order by its ID, or an entrant by its name. Return what that did.

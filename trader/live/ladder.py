@@ -59,8 +59,7 @@ class LadderFile(NamedTuple):
     def shadowed_since(self, name: str) -> datetime | None:
         """Return when a person let an entrant into shadow; None if nobody did."""
         with suppress(OSError, ValueError):
-            file = self.certificate_path(name, "shadow")
-            return decode_json(read_regular(file, BYTES_MAX), Certificate).approved_at
+            return _read(self.certificate_path(name, "shadow")).approved_at
         return None
 
     def read_certificate(self, model: Model, step: LadderStep, now: datetime) -> Certificate:
@@ -70,7 +69,7 @@ class LadderFile(NamedTuple):
         """
         file = self.certificate_path(model.id, step)
         try:
-            found = decode_json(read_regular(file, BYTES_MAX), Certificate)
+            found = _read(file)
             problem = self._problem(found, model, step)
             if problem is None and now - VALID_FOR <= found.approved_at <= now + timedelta(days=1):
                 return found
@@ -85,8 +84,7 @@ class LadderFile(NamedTuple):
     def find_change(self, model: Model, step: LadderStep) -> str | None:
         """Return what has changed since a model was let onto a step; None without a certificate, too."""
         with suppress(OSError, ValueError):
-            found = decode_json(read_regular(self.certificate_path(model.id, step), BYTES_MAX), Certificate)
-            return self._problem(found, model, step)
+            return self._problem(_read(self.certificate_path(model.id, step)), model, step)
         return None
 
     def _problem(self, found: Certificate, model: Model, step: LadderStep) -> str | None:
@@ -139,6 +137,10 @@ def read_ladder(file: Path, markets: Iterable[Market] = ()) -> LadderFile:
 def step_at(venue: str, url: str | None) -> LadderStep:
     """Return the step of live trading at an address; any that is not the venue's test network may be real."""
     return "testnet" if url == VENUES[venue].TESTNET else "live"
+
+
+def _read(file: Path) -> Certificate:
+    return decode_json(read_regular(file, BYTES_MAX), Certificate)
 
 
 def _digest_of(certificate: Certificate) -> str:

@@ -102,14 +102,15 @@ class AccountRecords(Protocol):
         ...
 
 
-class AccountFeed(Protocol):
+class AccountFeed:
     """What the venue pushes about one account: the methods that read return its rows without a request.
 
-    `following` numbers the present subscription; 0 while something may be missing. `listener` is told of any change.
+    `following` numbers the present subscription; 0 while something may be missing, and where the venue pushes nothing:
+    then the account is read every few seconds. `listener` is told of any change.
     """
 
-    following: int
-    listener: Callable[[], None] | None
+    following: int = 0
+    listener: Callable[[], None] | None = None
 
 
 class VenueAccount(Protocol):

@@ -232,8 +232,10 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
     await until(agree, "the figures")
     drift = "document.querySelectorAll('section[aria-label^=\"Paper against the venue\"] tbody tr')"
     cells = await tab.evaluate(f"[...{drift}].map(row => [...row.cells].map(cell => cell.innerText))")
-    figures = ["1", "shadow", "+7.25", "7.25"]
-    assert cells == [[HOSTILE, "sell", "1k to 10k", "0.3 to 1 s", *figures], ["all"] * 4 + figures]
+    errors = ["1", "+7.25", "+7.25", "7.25", "+7.25"]
+    assert cells == [
+        ["shadow", HOSTILE, "sell", "1k to 10k", "0.3 to 1 s", *errors], ["shadow", "all", "", "", "", *errors]
+    ]  # fmt: skip
     assert {"rule": HOSTILE, "calls": 1, "models": 1} in activity["refusals"]
     assert await tab.evaluate("typeof window.pwned") == "undefined"
     await tab.evaluate(press % "Forget the token")

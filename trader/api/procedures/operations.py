@@ -11,7 +11,6 @@ from trader.api.schemas.common import Empty
 from trader.api.schemas.operations import (
     ApproveInput,
     ApproveOutput,
-    DriftRow,
     GetActivityOutput,
     GetLadderOutput,
     HaltInput,
@@ -119,9 +118,8 @@ async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
     """
     since = floor_time(context.clock.now(), _DAY) - (ACTIVITY_DAYS - 1) * _DAY
     drift = await context.approvals.drift(since)
-    rows = [DriftRow.from_attributes(figures, of_shadow=of_shadow) for of_shadow, figures in drift]
     activity = await context.operations.activity(since)
-    return GetActivityOutput.from_attributes(since=since, drift=rows, **activity)
+    return GetActivityOutput.from_attributes(since=since, drift=drift, **activity)
 
 
 def _account_of(context: Context, request: HaltInput) -> str | None:

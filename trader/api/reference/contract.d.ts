@@ -573,22 +573,6 @@ export type Disagreement = {
   againstSide: 'LONG' | 'SHORT' | null
 }
 
-/**
- * How far paper was from the venue's fills, or orders in shadow, in basis points: positive if paper was better.
- *
- * The last row of each has all of them, and neither market nor side, size and latency.
- */
-export type DriftRow = {
-  ofShadow: boolean
-  symbol: string | null
-  side: string | null
-  size: string | null
-  latency: string | null
-  fills: number
-  median: number
-  p95: number
-}
-
 /** The following list of a stream is still empty; `message` says why. */
 export type EmptyList = {
   stream: string
@@ -877,7 +861,11 @@ export type Fill = {
   timestamp: string
 }
 
-/** Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each. */
+/**
+ * Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each.
+ *
+ * `drift` is the table of `trader lab drift` in text, with `venue` or `shadow` before each row.
+ */
 export type GetActivityOutput = {
   /** ISO 8601 */
   since: string
@@ -886,7 +874,7 @@ export type GetActivityOutput = {
   refusals: RefusalsOfRule[]
   halts: PastHaltRow[]
   alarms: PastAlarmRow[]
-  drift: DriftRow[]
+  drift: string[][]
 }
 
 export type GetBehaviourInput = {

@@ -8,7 +8,6 @@ from trader.api.schemas.common import From, Input, Timestamp, Wire
 from trader.api.schemas.simulator import AccountId
 from trader.exchange.domain.halts import REASON_MAX
 from trader.exchange.halts import Keeper
-from trader.live.domain.drift import LATENCIES, SIZES
 
 
 class HaltInput(Input, kw_only=True):
@@ -121,24 +120,11 @@ class PastAlarmRow(Wire, kw_only=True):
     message: str
 
 
-class DriftRow(Wire, kw_only=True):
-    """How far paper was from the venue's fills, or orders in shadow, in basis points: positive if paper was better.
-
-    The last row of each has all of them, and neither market nor side, size and latency.
-    """
-
-    of_shadow: bool
-    symbol: str | None
-    side: str | None
-    size: Annotated[str | None, From(convert=lambda place: None if place is None else SIZES[place])]
-    latency: Annotated[str | None, From(convert=lambda place: None if place is None else LATENCIES[place])]
-    fills: int
-    median: float
-    p95: float
-
-
 class GetActivityOutput(Wire, kw_only=True):
-    """Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each."""
+    """Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each.
+
+    `drift` is the table of `trader lab drift` in text, with `venue` or `shadow` before each row.
+    """
 
     since: Timestamp
     costs: list[CostOfDay]
@@ -146,7 +132,7 @@ class GetActivityOutput(Wire, kw_only=True):
     refusals: list[RefusalsOfRule]
     halts: list[PastHaltRow]
     alarms: list[PastAlarmRow]
-    drift: list[DriftRow]
+    drift: list[list[str]]
 
 
 class HaltOutput(Wire, kw_only=True):

@@ -17,7 +17,6 @@ from trader.market.domain.markets import Book, Quote
 
 SIZES: Final = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
 LATENCIES: Final = ("< 0.3 s", "0.3 to 1 s", "1 to 3 s", "≥ 3 s")
-"""The groups of fills, by notional and by the time from their book."""
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 from trader.live.budget import RequestBudget
 from trader.live.gateway import credentials
-from trader.live.hyperliquid.account import HyperliquidAccounts, make_agent, order_signer
+from trader.live.hyperliquid.account import HyperliquidAccounts, order_signer
 from trader.live.hyperliquid.api import ADDRESS as ADDRESS
 from trader.live.hyperliquid.api import TESTNET as TESTNET
 from trader.live.hyperliquid.api import HyperliquidApi
 from trader.live.hyperliquid.closer import HyperliquidCloser
+from trader.live.hyperliquid.signer import HyperliquidSigner
 from trader.live.source import make_venue_source
 from trader.live.venue import OrderSigner, VenueAccounts, VenueCloser
 from trader.market.domain.markets import SimulatedMarket
@@ -36,9 +37,9 @@ def make_accounts(settings: Settings) -> VenueAccounts:
 def make_order_signer(settings: Settings) -> OrderSigner:
     """Return what signs the orders of shadow. Raise `StartError` without credentials or libraries."""
     account, key = credentials(settings)
-    return order_signer(make_agent(key, settings.venue_url == TESTNET), account)
+    return order_signer(HyperliquidSigner(key, settings.venue_url == TESTNET), account)
 
 
 def make_closer(url: str, account: str, key_index: int, key: Secret) -> VenueCloser:
     """Return what works on an account at Hyperliquid without the service. `key_index` means nothing here."""
-    return HyperliquidCloser(make_agent(key, url == TESTNET), url, account.lower())
+    return HyperliquidCloser(HyperliquidSigner(key, url == TESTNET), url, account.lower())

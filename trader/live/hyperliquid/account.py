@@ -24,7 +24,7 @@ from trader.live.hyperliquid.records import HyperliquidRecords
 from trader.live.hyperliquid.signer import AgentSigner, HyperliquidSigner
 from trader.live.market import Listing
 from trader.live.socket import time_of
-from trader.live.venue import OrderSigner
+from trader.live.venue import AccountFeed, OrderSigner
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
 
@@ -53,13 +53,6 @@ class _Agent(msgspec.Struct, rename="camel"):
     valid_until: int
 
 
-class PullOnly:
-    """The venue's streams of accounts are not followed: an account is read every few seconds."""
-
-    following = 0
-    listener: Callable[[], None] | None = None
-
-
 @dataclass(frozen=True)
 class HyperliquidAccount:
     """One account at the venue: its orders and its records."""
@@ -69,17 +62,15 @@ class HyperliquidAccount:
     actions: Actions
     orders: HyperliquidOrders
     records: HyperliquidRecords
-    feed: PullOnly
-
-
-def make_agent(key: Secret, is_testnet: bool) -> AgentSigner:
-    return HyperliquidSigner(key, is_testnet=is_testnet)
+    feed: AccountFeed
 
 
 def open_account(api: HyperliquidApi, actions: Actions, *, pause_s: float) -> HyperliquidAccount:
     """Return the account of the actions. `pause_s` scales all waiting."""
     records = HyperliquidRecords(api, actions.account)
-    return HyperliquidAccount(actions, HyperliquidOrders(api, actions, records, pause_s=pause_s), records, PullOnly())
+    return HyperliquidAccount(
+        actions, HyperliquidOrders(api, actions, records, pause_s=pause_s), records, AccountFeed()
+    )
 
 
 def order_signer(agent: AgentSigner, account: str) -> OrderSigner:
@@ -104,7 +95,7 @@ class HyperliquidAccounts:
 
     def __init__(
         self, settings: Settings, budget: RequestBudget | None = None, *,
-        agent: MakeAgent = make_agent, pause_s: float = _PAUSE_S, clock: Clock | None = None,
+        agent: MakeAgent = HyperliquidSigner, pause_s: float = _PAUSE_S, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.default_account, self._key = credentials(settings)
         self.url = settings.venue_url or ADDRESS

@@ -43,7 +43,7 @@ class AgentSigner(Protocol):
 class HyperliquidSigner:
     """Signs with the key of one wallet. Raise `StartError` when the libraries are missing or the key is none."""
 
-    def __init__(self, key: Secret, *, is_testnet: bool) -> None:
+    def __init__(self, key: Secret, is_testnet: bool) -> None:
         self._account = _load("eth_account").Account
         self._messages = _load("eth_account.messages")
         self._keccak = _load("eth_utils").keccak

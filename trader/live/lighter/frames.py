@@ -6,7 +6,7 @@ so. It proves nothing by its absence: frames may be lost, so what is missing her
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from itertools import count
 from time import monotonic
@@ -21,6 +21,7 @@ from trader.live.lighter.rows import OrderRow, TradeRow, Transaction, key_of
 from trader.live.lighter.signer import Signer
 from trader.live.lighter.stream import PATH, PING, Envelope, receive
 from trader.live.socket import Socket, connect
+from trader.live.venue import AccountFeed
 
 log = logging.getLogger("trader.live")
 
@@ -50,7 +51,7 @@ class _Frame(Envelope):
 _FRAME: Final = msgspec.json.Decoder(_Frame)
 
 
-class AccountFrames:
+class AccountFrames(AccountFeed):
     """What is known of one account from frames, and from requests for its orders.
 
     `following` numbers the present subscription, of which nothing is missing yet; 0 while there is none.
@@ -61,9 +62,7 @@ class AccountFrames:
         self._lag_s = lag_s
         self.trades: dict[int, TradeRow] = {}
         self.transactions: dict[str, Transaction] = {}
-        self.following = 0
         self.renew_s = 0.0
-        self.listener: Callable[[], None] | None = None
         self._orders: dict[int, OrderRow] = {}
         self._checked_s = self._distrusted_s = _NEVER_S
         self._changed = asyncio.Event()

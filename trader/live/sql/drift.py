@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from trader.database.pool import Connection
-from trader.live.domain.drift import Drift, ShadowDrift
+from trader.live.domain.drift import LATENCIES, SIZES, Drift, ShadowDrift
 
 INSERT_DRIFT = """
 INSERT INTO fill_drift
@@ -51,6 +51,14 @@ class DriftFigures(NamedTuple):
     low: float
     high: float
     latency: int | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of a row: market, side, size, latency, fills, and the mean, median, p95 and worst error."""
+        size = "" if self.size is None else SIZES[self.size]
+        latency = "" if self.latency is None else LATENCIES[self.latency]
+        errors = (f"{self.mean:+.2f}", f"{self.median:+.2f}", f"{self.p95:.2f}", f"{self.worst:+.2f}")
+        return self.symbol or "all", self.side or "", size, latency, f"{self.fills:,}", *errors
 
 
 SELECT_DRIFT_FIGURES = """

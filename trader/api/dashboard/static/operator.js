@@ -4,7 +4,7 @@ import { useChosen } from './address.js'
 import { call, invalidate, operatorToken, useAnswer } from './answers.js'
 import { Pending, Panel, Select, Table, Time, modelColumn } from './components.js'
 import { Curves } from './curves.js'
-import { ZONE, day, isolated, moment, number, percent, signed, whole } from './format.js'
+import { ZONE, day, isolated, moment, number, percent, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
 import { HALTS } from './system.js'
@@ -56,7 +56,7 @@ export function OperatorPanel({ route, report, halts }) {
         rows=${found.refusals} first=${20} empty="No call was refused." /></${Panel}>
       ${
         found.drift.length > 0 &&
-        html`<${Panel} title="Paper against the venue, seven days, bp"><${Table} label="Drift" narrow=${['symbol', 'p95']} columns=${DRIFT}
+        html`<${Panel} title="Paper against the venue, seven days, bp"><${Table} label="Drift" narrow=${['Market', 'p95']} columns=${DRIFT}
         rows=${found.drift} first=${10} /></${Panel}>`
       }
       <${Approve} />`
@@ -97,16 +97,13 @@ const LADDER = [
   { key: 'text', title: 'Shown', isText: true, className: 'wrap', by: one => one.text, cell: one => one.text },
 ]
 
-const DRIFT = [
-  ...['Symbol', 'Side', 'Size', 'Latency'].map(title => {
-    const key = title.toLowerCase()
-    return { key, title, isText: true, by: one => one[key], cell: one => one[key] ?? 'all' }
-  }),
-  { key: 'fills', title: 'Fills', by: one => one.fills, cell: one => whole(one.fills) },
-  { key: 'of', title: 'Of', isText: true, by: one => one.ofShadow, cell: one => (one.ofShadow ? 'shadow' : 'venue') },
-  { key: 'median', title: 'Median', by: one => one.median, cell: one => signed(one.median) },
-  { key: 'p95', title: 'p95', by: one => one.p95, cell: one => number(one.p95) },
-]
+const DRIFT = ['Of', 'Market', 'Side', 'Size', 'Latency', 'Fills', 'Mean', 'Median', 'p95', 'Worst'].map((title, place) => ({
+  key: title,
+  title,
+  isText: place < 5,
+  by: row => (place < 5 ? row[place] : Number(row[place].replace(',', ''))),
+  cell: row => row[place],
+}))
 
 /** Halt, flatten and resume, each after a confirmation that names its accounts; what closes positions is typed. */
 function Commands({ halts, known }) {
