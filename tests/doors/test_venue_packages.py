@@ -35,7 +35,15 @@ from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
-from trader.live.venue import AccountRecords, OrderGateway, Remember, VenueAccount, VenueAccounts, VenuePackage
+from trader.live.venue import (
+    AccountFeed,
+    AccountRecords,
+    OrderGateway,
+    Remember,
+    VenueAccount,
+    VenueAccounts,
+    VenuePackage,
+)
 from trader.live.venues import VENUES
 from trader.market.domain.markets import Market, SimulatedMarket
 from trader.market.feed import MarketFeed
@@ -53,7 +61,7 @@ class MemoryAccount:
 
     def __init__(self, clock: Clock, prices: Mapping[str, Decimal]) -> None:
         self.orders = self.records = self
-        self.feed = template.TemplateFeed()
+        self.feed = AccountFeed()
         self.sent: dict[int, VenueOrder] = {}
         self.states: dict[int, VenueOrderState] = {}
         self.fills: list[VenueFill] = []
