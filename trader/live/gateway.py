@@ -10,8 +10,8 @@ from trader.core.money import ZERO, ceil_to, format_decimal, round_to
 from trader.exchange.domain.venue_orders import VenueOrder
 from trader.live.budget import Priority, spending_as
 from trader.live.domain.orders import VenueOrderState
-from trader.live.http import VenueHttp
 from trader.live.market import Listing
+from trader.live.source import MarketApi
 from trader.live.venue import AccountRecords
 from trader.market.domain.markets import Market
 from trader.settings.forms import Secret
@@ -25,7 +25,7 @@ def credentials(settings: Settings) -> tuple[str, Secret]:
     return settings.venue_account_index, settings.venue_api_key
 
 
-async def present_listing(api: VenueHttp, order: VenueOrder) -> Listing:
+async def present_listing(api: MarketApi, order: VenueOrder) -> Listing:
     """Read the venue's rules, which may change at any time; an order that reduces does without a new reading.
 
     :raises ValueError: the venue does not list the market

@@ -44,11 +44,8 @@ class VenueHttp:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S))
         return self._session
 
-    async def listings(self) -> Mapping[str, Listing]:
-        """Return the perpetual markets by symbol, and remember them as `known`."""
-        raise NotImplementedError
-
     def remember(self, listings: Mapping[str, Listing]) -> Mapping[str, Listing]:
+        """Note what is listed now, and return it."""
         gone = {symbol: msgspec.structs.replace(old, is_active=False) for symbol, old in self.known.items()}
         self.known = {**gone, **listings}
         return listings

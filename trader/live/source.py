@@ -72,6 +72,8 @@ class MarketApi(Protocol):
     streams_rates: bool
     """Whether the stream tells the funding rates that were due."""
 
+    known: dict[str, Listing]
+
     async def listings(self) -> Mapping[str, Listing]: ...
 
     async def book(self, market_id: int) -> BookChange: ...
