@@ -201,11 +201,8 @@ class Outbox:
         gone += [standing[index] for index, state in shown if not _is_of(standing[index], state)]
         self.lost = dict.fromkeys((each.client_index for each in gone), False)
         # A stop or target is canceled after its successor has been placed. An id is given again once ours has ended.
-        ended = (
-            self._write_off(each) if each.client_index in states else self.cancel(each)
-            for each in gone
-            if not each.is_protective
-        )
+        end = {True: self._write_off, False: self.cancel}
+        ended = (end[each.client_index in states](each) for each in gone if not each.is_protective)
         await run_each(chain(booked, ended))
 
     async def cancel(self, sent: SentOrder, reason: str | None = None) -> bool:
