@@ -57,7 +57,7 @@ export function OperatorPanel({ route, report, halts }) {
       ${
         found.drift.length > 0 &&
         html`<${Panel} title="Paper against the venue, seven days, bp"><${Table} label="Drift" narrow=${['Market', 'p95']} columns=${DRIFT}
-        rows=${found.drift} first=${10} /></${Panel}>`
+        rows=${found.drift.map(cells => ({ cells }))} first=${10} /></${Panel}>`
       }
       <${Approve} />`
     }`
@@ -82,13 +82,18 @@ function Approve() {
       .catch(error => setSaid(`Not done: ${error.message}`))
       .finally(() => invalidate('/health', 'operations.'))
   }
-  const entrants = useAnswer('operations.getLadder').data?.entrants ?? []
+  const [entrants, setEntrants] = useState(null)
+  const show = () =>
+    call('operations.getLadder')
+      .then(answer => setEntrants(answer.entrants))
+      .catch(error => setSaid(error.message))
   return html`<${Panel} title="Approve a step or an order"><form class="body filters" onSubmit=${act}>
     <input type="text" aria-label="Entrant or order to approve" placeholder="Entrant, or ID of an order" value=${name}
       onInput=${event => setName(event.target.value)} />
-    <button class="button" type="submit" disabled=${!name.trim()}>Approve</button></form>
+    <button class="button" type="submit" disabled=${!name.trim()}>Approve</button>
+    <button class="button" type="button" onClick=${show}>Show the ladder</button></form>
     <p class="body" role="status">${said}</p>
-    <${Table} label="The ladder" columns=${LADDER} rows=${entrants} first=${20} empty="There is no ladder." /></${Panel}>`
+    ${entrants && html`<${Table} label="The ladder" columns=${LADDER} rows=${entrants} first=${20} empty="There is no ladder." />`}</${Panel}>`
 }
 
 const LADDER = [
@@ -101,8 +106,8 @@ const DRIFT = ['Of', 'Market', 'Side', 'Size', 'Latency', 'Fills', 'Mean', 'Medi
   key: title,
   title,
   isText: place < 5,
-  by: row => (place < 5 ? row[place] : Number(row[place].replace(',', ''))),
-  cell: row => row[place],
+  by: ({ cells }) => (place < 5 ? cells[place] : Number(cells[place].replace(',', ''))),
+  cell: ({ cells }) => cells[place],
 }))
 
 /** Halt, flatten and resume, each after a confirmation that names its accounts; what closes positions is typed. */
