@@ -102,13 +102,15 @@ const LADDER = [
   { key: 'text', title: 'Shown', isText: true, className: 'wrap', by: one => one.text, cell: one => one.text },
 ]
 
-const DRIFT = ['Of', 'Market', 'Side', 'Size', 'Latency', 'Fills', 'Mean', 'Median', 'p95', 'Worst'].map((title, place) => ({
-  key: title,
-  title,
-  isText: place < 5,
-  by: ({ cells }) => (place < 5 ? cells[place] : Number(cells[place].replace(',', ''))),
-  cell: ({ cells }) => cells[place],
-}))
+const DRIFT = ['Of', 'Market', 'Side', 'Size', 'Latency', 'Fills', 'Mean', 'Median', 'p95', 'Worst'].map(
+  (title, place) => ({
+    key: title,
+    title,
+    isText: place < 5,
+    by: ({ cells }) => (place < 5 ? cells[place] : Number(cells[place].replace(',', ''))),
+    cell: ({ cells }) => cells[place],
+  }),
+)
 
 /** Halt, flatten and resume, each after a confirmation that names its accounts; what closes positions is typed. */
 function Commands({ halts, known }) {

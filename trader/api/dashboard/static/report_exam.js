@@ -48,22 +48,26 @@ export function Report({ data }) {
             of="burntBp" places=${1} />`
     }
     <${Section} title="Pairs" words=${`A pair without a verdict may differ in either direction. Differences are those of
-      the scores in a state, in units ${isRecorded ? 'of the volatility' : `of what the oracle usually earns, 1.05 % of equity, states where nothing pays
-      included`}. The verdicts hold at every look: that of a registered pair by itself, all others as one family. The
+      the scores in a state, in units ${
+        isRecorded
+          ? 'of the volatility'
+          : `of what the oracle usually earns, 1.05 % of equity, states where nothing pays
+      included`
+      }. The verdicts hold at every look: that of a registered pair by itself, all others as one family. The
       level is one over the largest wealth of a bet on the difference.`}><${Sheet} label="Pairs" rows=${pairs} columns=${[
-        text('first', 'entrant'),
-        text('second', 'other'),
-        text('verdict', 'verdict'),
-        figure('states', 'states'),
-        figure('mean', 'mean difference', value => signed(value)),
-        intervals(scaleOfRows(pairs), 2),
-        {
-          key: 'level',
-          title: 'level',
-          by: levelOf,
-          cell: one => String(Number(levelOf(one).toPrecision(2))),
-        },
-      ]} /></${Section}>
+      text('first', 'entrant'),
+      text('second', 'other'),
+      text('verdict', 'verdict'),
+      figure('states', 'states'),
+      figure('mean', 'mean difference', value => signed(value)),
+      intervals(scaleOfRows(pairs), 2),
+      {
+        key: 'level',
+        title: 'level',
+        by: levelOf,
+        cell: one => String(Number(levelOf(one).toPrecision(2))),
+      },
+    ]} /></${Section}>
     ${
       !isRecorded &&
       html`<${Section} title="Examples" words="Each entrant's best and worst decision. The line at
