@@ -61,7 +61,7 @@ UNORDERED = {
     "agents.invocations.SELECT_PAYLOADS", "live.drift.SELECT_UNCOMPARED", "live.venue_orders.SELECT_FUNDED_HOURS",
     "database.leadership.HOLD_TERM",
     "agents.models.SELECT_RECORDED_MODEL", "agents.models.UPDATE_MODEL_CONFIGURATION", "agents.models.UPSERT_MODEL",
-    "live.ladder.SELECT_SHOWN",
+    "live.ladder.SELECT_SHOWN", "live.ladder.UPDATE_WAITING_ORDER_APPROVED",
     "live.venue_orders.SELECT_VENUE_INDEXES", "live.venue_orders.SELECT_VENUE_TRADES",
     "market.candles.SELECT_LAST_MINUTES",
 }  # fmt: skip
