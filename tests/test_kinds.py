@@ -17,27 +17,29 @@ LIMIT: Final = re.compile(r"_?([A-Z0-9]+_)*(MAX|LEAST|MOST|CAPACITY|SLOTS|(AT_ON
 """The names of limits. One that a test names, beside its module, is covered by that test."""
 
 LIMITED: Final[dict[str, str]] = {
-    "tested in test_limits.py, test_refusals.py or live/test_live_limits.py by what it does": """
-        agents/domain/as_written.py agents/domain/strategy.py agents/domain/tools.py agents/model_warnings.py
-        agents/models_file.py agents/providers/keys.py agents/providers/replies.py agents/record.py
-        agents/strategy_files.py api/batch.py api/broadcast.py api/response_cache.py api/schemas/evidence.py
-        api/schemas/paging.py api/schemas/positions.py api/subscriber.py backtest/sources.py backtest/sweep.py
-        commands/compare.py core/clock.py core/files.py core/inputs.py core/money.py
-        database/embedded/folders.py database/embedded/server.py exam/folder.py exchange/domain/halts.py
-        exchange/domain/tick_order.py exchange/ledger_writer.py exchange/service_level.py live/budget.py
-        live/http.py live/hyperliquid/api.py live/hyperliquid/records.py live/lighter/api.py
-        live/lighter/records.py live/market.py market/feed.py market/sources/files.py
-        operations/domain/alarms.py seasons/bundle.py settings/toml_lines.py
+    "tested by what it does in test_limits.py, test_refusals.py, test_agent_limits.py or test_live_limits.py": """
+        agents/conversation.py agents/domain/as_written.py agents/domain/strategy.py agents/domain/tools.py
+        agents/model_warnings.py agents/models_file.py agents/providers/client.py agents/providers/keys.py
+        agents/providers/replies.py agents/providers/strategy_process.py agents/providers/taapi.py
+        agents/record.py agents/strategy_files.py api/batch.py api/broadcast.py api/response_cache.py
+        api/schemas/evidence.py api/schemas/paging.py api/schemas/positions.py api/subscriber.py
+        backtest/answers.py backtest/sources.py backtest/sweep.py commands/compare.py core/clock.py
+        core/files.py core/inputs.py core/money.py database/embedded/folders.py
+        database/embedded/server.py exam/folder.py exchange/domain/halts.py exchange/domain/tick_order.py
+        exchange/ledger_writer.py exchange/service_level.py live/budget.py live/http.py live/hyperliquid/api.py
+        live/hyperliquid/orders.py live/hyperliquid/records.py live/lighter/account.py live/lighter/api.py
+        live/lighter/orders.py live/lighter/records.py live/lighter/transactions.py live/market.py
+        live/outbox.py live/reconciler.py live/socket.py market/feed.py market/sources/downloads.py
+        market/sources/files.py operations/domain/alarms.py seasons/bundle.py settings/toml_lines.py
     """,
     "tested at n + 1 beside its module": """
         agents/workflow.py api/health.py live/account.py operations/notifications.py settings/forms.py
     """,
-    "tested beside its module by what it does, and not at exactly n + 1": """
-        agents/conversation.py agents/providers/client.py agents/providers/confinement.py
-        agents/providers/strategy_process.py agents/providers/taapi.py api/connections.py backtest/answers.py
-        database/embedded/dumps.py live/hyperliquid/orders.py live/lighter/account.py live/lighter/orders.py
-        live/lighter/transactions.py live/outbox.py live/socket.py live/reconciler.py market/candles.py
-        market/sources/downloads.py portfolio/analytics.py
+    "how many connections may wait, which the kernel rounds; files are tested in test_refusals.py": """
+        api/connections.py
+    """,
+    "the memory of running processes, which never is exactly n; their number is tested in test_agent_limits.py": """
+        agents/providers/confinement.py
     """,
     "a figure of a strategy, a statistic or a simulated market, which refuses nothing": """
         agents/budgets.py agents/domain/prompt.py agents/domain/rules/apex.py agents/domain/rules/contrarian.py

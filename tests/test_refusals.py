@@ -1,41 +1,54 @@
 """What is refused beyond a limit, with the words that say so: n is accepted, and n + 1 is not."""
 
+import asyncio
 import gzip
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
+from hashlib import sha256
 from itertools import count
-from pathlib import Path
-from typing import Any, Final
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
+from support.chat_server import TURN
 from support.feed import START
 from support.venue_answers import answering, lighter_records
 
+from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.strategy import SeriesValue, Strategy
 from trader.agents.domain.tools import Decision, Holding
 from trader.agents.domain.view import ObservedAccount, ObservedMarket, ObservedStats, Shown, View
 from trader.agents.models_file import read_models
+from trader.agents.providers.cassette import Cassette
+from trader.agents.providers.providers import Provider
 from trader.agents.providers.strategy_process import Begun, command
 from trader.agents.strategy_files import load_strategy
+from trader.api.connections import raise_file_limit
 from trader.api.schemas.analytics import GetFailuresInput
 from trader.api.schemas.operations import HaltInput
 from trader.api.schemas.positions import GetCryptoPricesInput
+from trader.backtest.answers import KeptAnswers, Spending
 from trader.backtest.sources import RecordedInvocation, RecordedStep
 from trader.backtest.sweep import grid_of
 from trader.commands.compare import compare_folders
-from trader.core.errors import TraderError
+from trader.core.errors import ProviderError, TraderError
 from trader.core.inputs import decode_input
 from trader.core.money import ZERO, require_figure
+from trader.database.embedded import dumps
+from trader.database.embedded.dumps import ROWS, DumpEntry, DumpRows
 from trader.exam.folder import ExamPlan
 from trader.live.budget import Priority, RequestBudget, spending_as
 from trader.live.http import VenueHttp
 from trader.live.hyperliquid.api import HyperliquidApi
 from trader.live.hyperliquid.records import HyperliquidRecords
+from trader.market.sources.downloads import Downloader
 from trader.market.sources.files import dated_lines, read_file, read_funding
 from trader.market.sources.recorder import read_lines
 from trader.portfolio.tables import COLUMNS, load_table
@@ -213,6 +226,96 @@ async def shows_pages(number: int, patch: pytest.MonkeyPatch, _: Path) -> None:
     ).fills_since(START)
 
 
+# --- backtests, backups and downloads ---------------------------------------------------------------------------------
+
+
+class AwayProvider:
+    """A provider that fails so often before it answers, and needs a wait of so many seconds."""
+
+    name = "away"
+
+    def __init__(self, failures: int = 0, needs_s: int = 0) -> None:
+        self.failures, self.needs_s = failures, needs_s
+
+    async def answer(self, turn: Turn) -> ModelAnswer:
+        self.failures -= 1
+        if self.failures >= 0 or turn.wait_max_s < self.needs_s:
+            raise ProviderError("away")
+        return ModelAnswer(text="", calls=(), message={}, model="m", cost_usd=ZERO)
+
+
+async def nothing(*_: object) -> None: ...
+
+
+async def asks(provider: AwayProvider) -> None:
+    cassette = SimpleNamespace(get=lambda _: None, keep_context=lambda *_: None, add=nothing)
+    kept = KeptAnswers("p", cast("Cassette", cassette), Spending(D(1)), cast("Provider", provider), 1, nothing)
+    await kept.answer(TURN)
+
+
+def dump_of(*chunks: bytes) -> DumpRows:
+    """Return the rows of a dump of one table, which arrive in these parts."""
+    left = iter(chunks)
+
+    async def read(_: int) -> bytes:
+        return next(left, b"")
+
+    return DumpRows(cast("asyncio.StreamReader", SimpleNamespace(read=read)), [ENTRY])
+
+
+ENTRY: Final = DumpEntry("", ROWS, "public", "notes")
+HEAD: Final = b"COPY public.notes (text) FROM stdin;\n"
+END: Final = b"\n\\.\n"
+
+
+async def restores_row(size: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr(dumps, "ROW_BYTES_MAX", 1000)
+    rows = dump_of(HEAD + b"x" * size, END)
+    async for _name, _columns in rows.tables():
+        assert [row async for row in rows.rows()] == [b"x" * size + b"\n"]
+
+
+async def restores_table(size: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    async def entries(_: Path) -> list[DumpEntry]:
+        return [ENTRY]
+
+    @asynccontextmanager
+    async def reading(*_: object) -> AsyncIterator[DumpRows]:
+        yield dump_of(HEAD + b"x" * (size - 1) + END)
+
+    patch.setattr(dumps, "SMALL_BYTES_MAX", 1000)
+    patch.setattr(dumps, "list_entries", entries)
+    patch.setattr(dumps, "reading", reading)
+    await dumps.read_rows(folder, "notes")
+
+
+async def downloads(folder: Path, *, size: int = 10, checksum_size: int = 100) -> None:
+    app, body = web.Application(), b"x" * size
+    checksum = f"{sha256(body).hexdigest()}  file.zip".ljust(checksum_size)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=checksum.encode() if request.path.endswith(".CHECKSUM") else body)
+
+    app.router.add_get("/{name}", answer)
+    place = folder / f"{size} {checksum_size}"
+    place.mkdir()
+    async with TestServer(app) as server, ClientSession() as http:
+        await Downloader(place, str(server.make_url("")), lambda *_: None).fetch(http, PurePosixPath("file.zip"))
+
+
+async def downloads_file(size: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr("trader.market.sources.downloads._FILE_BYTES_MAX", 1000)
+    await downloads(folder, size=size)
+
+
+def has_open_files(missing: int, patch: pytest.MonkeyPatch, _: Path) -> None:
+    """Start where the system allows so many files less than 256 and those of 16 connections."""
+    allowed = 256 + 16 - missing
+    limits = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda _: (allowed, allowed))
+    patch.setattr("trader.api.connections.resource", limits)
+    assert raise_file_limit(1000) == 16
+
+
 LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
     "core: digits of an amount": (30, lambda n, *_: require_figure(D(10) ** n), "expected an amount"),
     "api: rows that a page skips": (
@@ -271,6 +374,17 @@ LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
     "live: fee of Hyperliquid": (100, charges, "userFees: cannot be decoded"),
     "live: fee of Lighter": (10_000, charges_ticks, "accountLimits: cannot be decoded"),
     "live: pages of Lighter": (20, shows_pages, "trades: more than 2000 rows"),
+    "backtest: failed requests for an answer": (2, lambda n, *_: asks(AwayProvider(n)), "m cannot be asked: away"),
+    "backtest: seconds that keys are awaited": (600, lambda n, *_: asks(AwayProvider(0, n)), "m cannot be asked: away"),
+    "database: bytes of a row of a backup": (1000, restores_row, "a row of over 1,000 bytes"),
+    "database: bytes of a table that is read whole": (1000, restores_table, "more than 1,000 bytes in the table notes"),
+    "market: bytes of a checksum": (
+        4096,
+        lambda n, _, folder: downloads(folder, checksum_size=n),
+        "file.zip.CHECKSUM has over 4,096 bytes",
+    ),
+    "market: bytes of a published file": (1000, downloads_file, "file.zip has over 1,000 bytes"),
+    "api: files that a system lacks": (0, has_open_files, "the service needs at least 272"),
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -90,6 +90,22 @@ async def test_ticks_dropped_in_a_former_term_delay_no_recovery(
             await ended("recovery of ")
         assert not venue.accounts.in_doubt
         assert list(venue.exchange.accounts["a"].positions) == ["ETH"], "its stop was reached"
+        await agree_with_rows(venue)
+
+
+async def test_a_jump_of_the_clock_between_two_terms_repeats_no_tick(database: Database) -> None:
+    clock = ManualClock(START)
+    async with running(database, ScriptedSource(), clock) as venue:
+        await venue.see(STOPPED)
+        await venue.see(QUIET, after_s=7200)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        await lose(venue)
+        clock.set_by(-timedelta(hours=1))
+        await venue.exchange.lead()
+        await venue.see(QUIET)
+        assert venue.exchange.accounts["a"].positions, "closed at a price from before it was opened"
+        await venue.see(STOPPED)
+        assert not venue.exchange.accounts["a"].positions
         await agree_with_rows(venue)
 
 

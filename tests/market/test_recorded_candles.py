@@ -9,10 +9,11 @@ from support.scripted import make_settings
 
 from trader.core.errors import MarketUnavailable
 from trader.database.pool import Database
-from trader.market.candles import CANDLES_MAX, CHUNKS_MAX, Candles
+from trader.market.candles import CANDLES_MAX, CHUNKS_MAX, SPAN_MAX, Candles
 from trader.market.domain.markets import Candle, extend_candle
 from trader.market.feed import MarketFeed
 from trader.market.sources.synthetic import SyntheticSource, aggregate
+from trader.market.sql.candles import insert_minutes
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -91,6 +92,16 @@ async def test_a_read_has_the_latest_candles_of_its_range_within_its_limit(datab
     assert await candles.read("BTC", MINUTE, END - 2 * MINUTE, END) == read[-2:]
     assert await candles.read("BTC", MINUTE, END, END) == []
     assert await candles.read("BTC", DAY, None, datetime.max.replace(tzinfo=UTC)) == []
+
+
+@pytest.mark.parametrize("start", [None, END - DAY * 9])
+async def test_a_read_reaches_back_a_bounded_span(database: Database, start: datetime | None) -> None:
+    candles = make_candles(database, ScriptedSource())
+    first, earlier = (Candle(END - minutes * MINUTE, 1.0, 1.0, 1.0, 1.0, 1.0) for minutes in (SPAN_MAX, SPAN_MAX + 1))
+    async with database.writing() as conn:
+        await insert_minutes(conn, [("BTC", earlier), ("BTC", first)])
+    assert await candles.read("BTC", MINUTE, start, END) == [first]
+    assert await candles.read("BTC", MINUTE, start, END - MINUTE) == [earlier, first]
 
 
 async def test_minutes_are_kept_for_their_retention_and_hours_for_good(database: Database) -> None:

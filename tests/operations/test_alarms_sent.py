@@ -365,6 +365,41 @@ async def test_what_began_or_ended_while_nobody_led_is_reported_once(
         watching.cancel()
 
 
+@pytest.mark.parametrize("leads", ["before the end", "after the end"])
+async def test_an_alarm_that_ended_is_not_reported_by_the_next_leader(
+    database: Database, monkeypatch: pytest.MonkeyPatch, leads: str
+) -> None:
+    monkeypatch.setattr(service, "DATABASE_EVERY_S", 0.01)
+    halt = Halt(account_id=None, cause=HaltCause.OPERATOR, reason="asked", by="somebody", at=AT)
+    now = SystemClock().now
+    async with (
+        sinks() as here,
+        alarms_to(f"{here.url}/works", now=now) as leader,
+        alarms_to(f"{here.url}/works", now=now) as standby,
+    ):
+        leader.keep_history(database, "here:1")
+        standby.keep_history(database, "here:2")
+        standby.is_leader = lambda: False
+        for alarms in (leader, standby):
+            alarms.on_event(HaltsChanged(AT, (halt,)))
+        await settled(leader)
+        if leads == "before the end":
+            standby.is_leader = lambda: True
+        else:
+            leader.on_event(HaltsChanged(AT, ()))
+            await settled(leader)
+        standby.on_event(HaltsChanged(AT, ()))
+        await settled(standby)
+        standby.is_leader = lambda: True
+        watching = asyncio.create_task(standby.watch_database(database))
+        for _ in range(2):  # the second look begins after the first has ended
+            standby.database_bytes = 0
+            await until(lambda: standby.database_bytes)
+        await settled(standby)
+        assert [body["state"] for body in await heard(here, "/works", 2)] == ["firing", "resolved"]
+        watching.cancel()
+
+
 async def test_conditions_are_reported_when_they_start_and_when_they_are_over() -> None:
     now_s = 0.0
     stale = Alarm(AlarmCause("scheduler", "tradeExecutor"), "does not run")

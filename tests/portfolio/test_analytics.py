@@ -42,7 +42,7 @@ from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database, Page
 from trader.exchange.paper import PaperExchange
-from trader.portfolio.analytics import Analytics
+from trader.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import NO_SCOPE, CurrentRuns, RunScope, RunStatistics
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -418,6 +418,21 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
     assert [invocation.id for invocation in only.invocations] == [late, by_call]
     assert [model.id for model, _ in only.counts] == ["two"]
     assert [invocation.id for invocation in (await bench.analytics.failures(Page(1))).invocations] == [late]
+
+
+async def test_answers_of_failures_are_shown_up_to_their_bounds(bench: Bench) -> None:
+    fitting = [RUN_ANSWERS_BYTES_MAX] * (ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX)
+    sizes = [RUN_ANSWERS_BYTES_MAX + 1, *fitting, 5]  # the newest first
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START)
+        ids = [await add_invocation(conn, "one", START - each * MINUTE, "failed") for each in range(len(sizes))]
+        for each, size in zip(ids, sizes, strict=True):
+            kept = b'{"messages":[],"answers":["%b"]}' % (b"x" * (size - len('[""]')))
+            await agents_store.insert_payload(conn, each, zlib.compress(kept), START)
+    failures = await bench.analytics.failures(Page(len(sizes)))
+    assert [each.id for each in failures.invocations] == ids
+    assert list(failures.answers) == ids[1:-1]
 
 
 async def test_variant_statistics_show_every_variant(bench: Bench) -> None:

@@ -57,6 +57,19 @@ async def test_a_jump_of_the_clock_forgets_no_loss_of_the_hour(season: Database)
         assert in_force(operated) == HELD
 
 
+async def test_a_jump_of_the_clock_before_a_term_prolongs_no_halt(season: Database) -> None:
+    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.5", leverage=TEN)
+        await operated.see({"BTC": "93400"})
+        assert in_force(operated) == HELD
+        operated.bounds.stop()
+        operated.venue.clock.set_by(timedelta(minutes=57))
+        await operated.bounds.load(operated.venue.clock.now())
+        await operated.see({"BTC": "93400"}, after_s=120)
+        assert in_force(operated) == [], "its hour is over"
+
+
 async def test_an_hour_cannot_lose_more_than_its_bound(season: Database) -> None:
     async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
         venue = operated.venue

@@ -25,6 +25,7 @@ from support.records import (
 from support.scripted import make_settings
 
 from trader.core.clock import floor_time
+from trader.core.errors import Unavailable
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
@@ -88,6 +89,25 @@ async def test_active_accounts_are_recorded_every_minute_and_idle_ones_hourly(de
     assert [at for name, at, _ in taken if name == "manual"] == [*until_quiet, START + HOUR]
     assert {net for name, _, net in taken if name == "busy"} == {Decimal("10010.05")}
     assert desk.portfolio.live().snapshots_created == 1
+
+
+async def test_the_count_of_snapshots_is_of_the_last_call(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with database.connection() as conn:
+        await add_model(conn, "idle", VariantId.APEX)
+    desk = PaperBench(database, FakeExchange(make_account("idle")))
+    counts = []
+    for minute in (0, 1, 60):
+        await desk.portfolio.take_snapshots(START + minute * MINUTE)
+        counts.append(desk.portfolio.live().snapshots_created)
+    assert counts == [1, 0, 1]
+
+    async def fail(*_: object) -> int:
+        raise Unavailable("the server is gone")
+
+    monkeypatch.setattr(store, "insert_snapshots", fail)
+    with pytest.raises(Unavailable):
+        await desk.portfolio.take_snapshots(START + 2 * HOUR)
+    assert desk.portfolio.live().snapshots_created == 0
 
 
 async def test_a_restart_within_the_minute_counts_nothing_twice(desk: PaperBench) -> None:

@@ -42,6 +42,8 @@ RANGES: Final = "exchange/domain/test_price_ranges.py"
 READERS: Final = "api/test_broadcast.py"
 RESULT: Final = "seasons/test_season_card.py::test_a_result_is_complete_and_of_the_season"
 REFUSED: Final = "test_refusals.py"
+AGENTS: Final = "agents/test_agent_limits.py"
+VENUES: Final = "live/test_live_limits.py"
 ROLLUPS: Final = "portfolio/sql/test_portfolio_store.py"
 RUNS: Final = "portfolio/test_analytics.py::test_what_is_kept_of_runs_equals_a_fresh_read_after_any_history"
 SECOND: Final = "exchange/test_second_lives.py"
@@ -159,6 +161,33 @@ _KINDS: Final = (
     Mutant("blank lines are read to one before the limit", "the first one counts", "market/sources/files.py", [("if number - blank < _BLANK_MAX:", "if number - blank < _BLANK_MAX - 1:")], [REFUSED]),
     Mutant("the last transactions before the reserve are refused", "the reserve is the least", "live/budget.py", [("left - transactions < least", "left - transactions <= least")], [REFUSED]),
     Mutant("a silent book is heard for its last moment only", "the limit is over", "live/market.py", [("        if now - self._book_at > SILENCE_MAX:", "        if now - self._book_at >= SILENCE_MAX:")], ["live/test_live_limits.py"]),
+    Mutant("the books of a new stream wait for those of the last", "they were just subscribed to", "live/market.py", [("self._book_at = self._subscribed_at = None", "self._book_at = None")], ["live/lighter/test_venue_stream.py"]),
+    Mutant("a subscription outlasts its stream", "the next one replaces it", "live/lighter/frames.py", [("self._awaited, self.following = set(awaited), 0", "self._awaited = set(awaited)")], ["live/test_live_streams.py"]),
+    Mutant("a jump of the clock between two terms is followed in the second", "no tick has followed it", "exchange/tick_processor.py", [("        self._jumps.jump()\n", "")], [SECOND]),
+    Mutant("a jump of the clock before a term moves its hour", "no tick has followed it", "portfolio/hour_bounds.py", [("        self._jumps.jump()\n", "")], ["portfolio/test_hour_bounds.py"]),
+    Mutant("an alarm that has ended is reported by the next leader", "nobody has reported it", "operations/alarms.py", [("                self._unsent.pop(notice.cause, None)\n", "")], [ALARMS]),
+    Mutant("the count of snapshots is of the last ones", "there are no newer ones", "portfolio/snapshots.py", [("        self._created = 0\n        if not due:", "        if not due:")], ["portfolio/test_portfolio.py"]),
+    Mutant("a revoked token keeps its streams", "it was valid when they began", "operations/access.py", [("known.id == credential.id and known.revoked_at is None", "known.id == credential.id")], ["security/test_access.py"]),
+    Mutant("a revoked token still opens the doors of operators", "its secret is right", "operations/access.py", [("    if credential.revoked_at is not None:\n        raise KeyRevoked", "    if False:\n        raise KeyRevoked")], ["api/agents/test_operator_tokens.py"]),
+    Mutant("a request is shortened once less", "five is the limit", "agents/conversation.py", [("if self._refusals > REFUSALS_MAX:", "if self._refusals >= REFUSALS_MAX:")], [AGENTS]),
+    Mutant("the wait for keys is limited for each answer", "each answer is a wait", "agents/conversation.py", [("WAIT_LIMIT_S - self._waited_s", "WAIT_LIMIT_S + 5")], [AGENTS]),
+    Mutant("an attempt is repeated once less", "three are made", "agents/providers/client.py", [("if progress.failures > RETRIES_MAX", "if progress.failures >= RETRIES_MAX")], [AGENTS]),
+    Mutant("the pause after failures doubles without an end", "the source is away", "agents/providers/taapi.py", [("min(self._next_rest * 2, REST_MAX)", "self._next_rest * 2")], [AGENTS]),
+    Mutant("one more process of a strategy may run", "the first is its own", "agents/providers/confinement.py", [("if len(started) > PROCESSES_MAX:", "if len(started) > PROCESSES_MAX + 1:")], [AGENTS]),
+    Mutant("what a strategy prints is logged without a bound", "it is read in parts", "agents/providers/strategy_process.py", [("            self._output_left -= len(kept)\n", "")], [AGENTS]),
+    Mutant("a provider is asked once more in a backtest", "the first request is none again", "backtest/answers.py", [("if attempt == ATTEMPTS_MAX:", "if attempt > ATTEMPTS_MAX:"), ("range(1, ATTEMPTS_MAX + 1)", "range(1, ATTEMPTS_MAX + 2)")], [REFUSED]),
+    Mutant("a download of exactly the largest size is refused", "it is too long", "market/sources/downloads.py", [("if size > bytes_max:", "if size >= bytes_max:")], [REFUSED]),
+    Mutant("a row of exactly the largest size is refused", "it is too long", "database/embedded/dumps.py", [("if len(self._rest) > ROW_BYTES_MAX:", "if len(self._rest) >= ROW_BYTES_MAX:")], [REFUSED]),
+    Mutant("files for just enough connections refuse a start", "there are too few", "api/connections.py", [("if allowed < min(connections_max, _CONNECTIONS_LEAST):", "if allowed <= min(connections_max, _CONNECTIONS_LEAST):")], [REFUSED]),
+    Mutant("a read of candles reaches back as far as it is asked to", "its answer is bounded", "market/candles.py", [("max(start, earliest)", "start")], [MINUTES]),
+    Mutant("the bounds of answers change places", "both are bounds", "portfolio/analytics.py", [("payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)", "payloads, ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX)")], ["portfolio/test_analytics.py"]),
+    Mutant("a small gap is searched once less", "the first search counts", "live/reconciler.py", [("self._gap_tries <= _GAP_TRIES_MAX", "self._gap_tries < _GAP_TRIES_MAX")], [VENUES]),
+    Mutant("awaited funding is tolerated of the whole account", "it is paid on all", "live/reconciler.py", [("_FUNDING_MAX * sum(", "2 * _FUNDING_MAX * sum(")], [VENUES]),
+    Mutant("a stream may be silent for less than its limit", "twenty seconds are silence", "live/socket.py", [("if self._clock.now() - self._received_at > _SILENCE_MAX:", "if self._clock.now() - self._received_at >= _SILENCE_MAX:")], [VENUES]),
+    Mutant("a nonce that another used ends an order", "the venue refused it", "live/lighter/orders.py", [("                    continue  # another transaction used up this nonce; the venue did not consider our order\n", "                    pass\n")], [VENUES]),
+    Mutant("a canceled order is looked at once", "its end was told", "live/hyperliquid/orders.py", [("            if missed > 1 and error is not None:", "            if missed or error is not None:")], [VENUES]),
+    Mutant("a close is sent again for as long as its order is open", "it can only reduce", "live/outbox.py", [(" and self._context.clock.now() < sent.created_at + _PLACING_MAX:", ":")], [VENUES]),
+    Mutant("trades are read once less", "the first read is none again", "live/outbox.py", [("for read in range(_READS_MAX):", "for read in range(_READS_MAX - 1):")], [VENUES]),
 )
 # fmt: on
 

@@ -5,18 +5,22 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import cast
 
 import orjson
 import pytest
 from aiohttp import web
 from support.books import DEFAULT_MARKETS
 from support.fake_venue import FakeVenue, fake_venue
+from support.feed import START
+from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 from support.waiting import until
 
 from trader.core.errors import MarketDataError
 from trader.live.lighter.api import LighterApi
-from trader.live.market import Listing
+from trader.live.market import Listing, VenueMarket
+from trader.live.socket import MarketStream, Socket
 from trader.live.source import VenueSource
 from trader.market.domain.markets import MARKETS, Quote, Tick
 
@@ -245,6 +249,29 @@ async def test_a_cut_connection_is_an_error_and_the_next_begins_with_a_snapshot(
     task = asyncio.create_task(again.follow())
     await until(lambda: again.mid() == 94100)
     task.cancel()
+
+
+class Subscriptions(MarketStream):
+    """A stream that says nothing; `made` are its subscriptions: of a market, and whether to its book."""
+
+    def __init__(self, market: VenueMarket, clock: ManualClock) -> None:
+        super().__init__(cast("Socket", None), [market], clock)
+        self.made: list[tuple[int, bool]] = []
+
+    async def subscribe(self, market_id: int, *, to_book: bool, again: bool = False) -> None:
+        self.made.append((market_id, to_book))
+
+    async def receive(self, seconds: float) -> bool:
+        return False
+
+
+async def test_each_stream_subscribes_to_its_books_at_once() -> None:
+    market, clock = VenueMarket("BTC", 1), ManualClock(START)
+    for _ in range(2):
+        async with Subscriptions(market, clock).opened() as stream:
+            for _look in range(2):
+                await stream.receive_for(0.0)
+            assert stream.made == [(1, False), (1, True)]
 
 
 async def test_a_silent_stream_is_ended(venue: FakeVenue, follower: Follower) -> None:
