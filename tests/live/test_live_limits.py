@@ -242,8 +242,8 @@ async def awaits_end(looks: int, *_: object) -> bool:
     venue = LateVenue(looks)
     orders = venue.lighter(lambda: SendAnswer(False, min(INACTIVE)), by_transaction=True)
 
-    async def find(index: int) -> VenueOrderState:
-        return state_of(index, is_final=venue.shows())
+    async def find(client_index: int) -> VenueOrderState | None:
+        return state_of(client_index, is_final=venue.shows())
 
     orders.find = find  # type: ignore[method-assign]
     return isinstance(await orders.cancel("BTC", 7), Placed)
@@ -309,11 +309,12 @@ class LiveBench:
         self.shown_at_read, self.balance = 1, D(0)
         market = SimpleNamespace(quote=lambda _: None, marks={})
         account = SimpleNamespace(cash=D(100), positions={}, run=make_account("a").run)
-        self.ledger: Any = SimpleNamespace(
+        ledger: Any = SimpleNamespace(
             account_id="a", account=account, held={}, open_orders={each.client_index: each for each in orders},
             is_funding_awaited=False, refresh=nothing, require_term=lambda: 1, record_attempt=nothing,
             book_funding_before=nothing, commit=self.commit, unbooked=self.unbooked,
         )  # fmt: skip
+        self.ledger = ledger
         self.orders = SimpleNamespace(place=self.place, pause=nothing, find_all=self.find_all)
         self.records = SimpleNamespace(
             fills_of=self.fills_of, fills_since=self.fills_since, report=self.report, answered_at=None
@@ -326,9 +327,9 @@ class LiveBench:
             venue=SimpleNamespace(account=self.account_at(venue)), drift=SimpleNamespace(record=nothing),
             events=SimpleNamespace(publish=lambda _: None),
         )  # fmt: skip
-        self.outbox = Outbox(context, self.ledger, "1", lambda: None)
+        self.outbox = Outbox(context, ledger, "1", lambda: None)
         protective: Any = SimpleNamespace(standing=dict, wanted=tuple, sync=nothing)
-        self.reconciler = Reconciler(context, self.ledger, self.outbox, protective, START)
+        self.reconciler = Reconciler(context, ledger, self.outbox, protective, START)
 
     def account_at(self, venue: object) -> Callable[[str], Coroutine[Any, Any, object]]:
         async def account(_: str) -> object:

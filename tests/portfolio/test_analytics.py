@@ -426,10 +426,12 @@ async def test_answers_of_failures_are_shown_up_to_their_bounds(bench: Bench) ->
     async with bench.database.connection() as conn:
         await add_model(conn, "one")
         await ensure_partitions(conn, START)
-        ids = [await add_invocation(conn, "one", START - each * MINUTE, "failed") for each in range(len(sizes))]
-        for each, size in zip(ids, sizes, strict=True):
+        ids = []
+        for number, size in enumerate(sizes):
+            at = START + (len(sizes) - number) * MINUTE
+            ids.append(await add_invocation(conn, "one", at, "failed"))
             kept = b'{"messages":[],"answers":["%b"]}' % (b"x" * (size - len('[""]')))
-            await agents_store.insert_payload(conn, each, zlib.compress(kept), START)
+            await agents_store.insert_payload(conn, ids[-1], zlib.compress(kept), at)
     failures = await bench.analytics.failures(Page(len(sizes)))
     assert [each.id for each in failures.invocations] == ids
     assert list(failures.answers) == ids[1:-1]
