@@ -94,15 +94,17 @@ async def test_ticks_dropped_in_a_former_term_delay_no_recovery(
 
 
 async def test_a_jump_of_the_clock_between_two_terms_repeats_no_tick(database: Database) -> None:
-    clock = ManualClock(START)
-    async with running(database, ScriptedSource(), clock) as venue:
+    source, clock = HangingSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
         await venue.see(STOPPED)
         await venue.see(QUIET, after_s=7200)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await lose(venue)
         clock.set_by(-timedelta(hours=1))
         await venue.exchange.lead()
+        source.asked.clear()
         await venue.see(QUIET)
+        assert source.asked == [], "nothing was missed, and no tick waits for history"
         assert venue.exchange.accounts["a"].positions, "closed at a price from before it was opened"
         await venue.see(STOPPED)
         assert not venue.exchange.accounts["a"].positions

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
 from time import monotonic
@@ -18,7 +19,7 @@ from trader.database.pool import Database
 from trader.exchange.domain.orders import ExitPlan, OrderStatus
 from trader.live.budget import RequestBudget
 from trader.live.lighter.api import LighterApi
-from trader.live.lighter.frames import CHANNELS, AccountFrames, AccountStream
+from trader.live.lighter.frames import CHANNELS, RENEW_S, AccountFrames, AccountStream
 from trader.settings.forms import Secret
 
 D = Decimal
@@ -83,13 +84,34 @@ async def test_a_gap_of_the_stream_is_followed_by_reading_everything(bench: Benc
     await bench.agree("m0")
 
 
-async def test_tokens_are_renewed_before_they_end_and_nothing_is_missed_meanwhile(bench: Bench) -> None:
+@asynccontextmanager
+async def followed(bench: Bench, *, renew_s: float = RENEW_S) -> AsyncIterator[AccountFrames]:
+    """Follow the account by a stream of its own."""
     api, signer = LighterApi(bench.venue.url, pause_s=0.001), PlainSigner("", ACCOUNT, KEY_INDEX, Secret(PLAIN_KEY))
-    stream, frames = AccountStream(api, renew_s=0.05), AccountFrames(signer)
+    stream, frames = AccountStream(api, renew_s=renew_s), AccountFrames(signer)
     stream.accounts[ACCOUNT] = frames
     following = start(stream.run(), "stream")
     try:
         await until(lambda: frames.following > 0)
+        yield frames
+    finally:
+        await end(following)
+        await signer.close()
+        await api.close()
+
+
+async def test_no_subscription_outlasts_its_stream(bench: Bench) -> None:
+    async with followed(bench) as frames:
+        frames.check([])
+        assert frames.standing() == []
+        bench.venue.refuses_streams = True
+        await bench.venue.cut()
+        await until(lambda: not frames.following, within_s=5)
+        assert frames.standing() is None, "orders are requested while nothing is pushed"
+
+
+async def test_tokens_are_renewed_before_they_end_and_nothing_is_missed_meanwhile(bench: Bench) -> None:
+    async with followed(bench, renew_s=0.05) as frames:
         first = frames.following
         await until(lambda: frames.following > first + len(CHANNELS))
         asked = [(each["type"], each["channel"].partition("/")[0]) for each in bench.venue.heard if "channel" in each]
@@ -98,10 +120,6 @@ async def test_tokens_are_renewed_before_they_end_and_nothing_is_missed_meanwhil
         bench.venue.frame_fault_share = 0.0
         bench.venue.trade_by_hand("BTC", "0.01")
         await until(lambda: frames.trades)
-    finally:
-        await end(following)
-        await signer.close()
-        await api.close()
 
 
 async def test_eight_accounts_trade_within_the_limits_of_a_standard_account(bench: Bench) -> None:
