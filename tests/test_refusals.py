@@ -4,10 +4,9 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from decimal import Decimal
-from hashlib import sha256
 from itertools import count
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -289,23 +288,30 @@ async def restores_table(size: int, patch: pytest.MonkeyPatch, folder: Path) -> 
     await dumps.read_rows(folder, "notes")
 
 
+class Received(Exception):
+    """A file was received to its end; nothing more is to be done with it."""
+
+
 async def downloads(folder: Path, *, size: int = 10, checksum_size: int = 100) -> None:
-    app, body = web.Application(), b"x" * size
-    checksum = f"{sha256(body).hexdigest()}  file.zip".ljust(checksum_size)
+    """Download a checksum, and the last bytes of a file of zeros, all others of which an earlier call received."""
+    app, place = web.Application(), folder / f"{size} {checksum_size}"
+    place.mkdir()
+    with (place / "file.zip.part").open("wb") as part:
+        part.truncate(size - 5)
 
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=checksum.encode() if request.path.endswith(".CHECKSUM") else body)
+        if request.path.endswith(".CHECKSUM"):
+            return web.Response(body=f"{'0' * 64}  file.zip".ljust(checksum_size).encode())
+        return web.Response(status=206, body=bytes(5))
+
+    def show(_: str, received: int, whole: int) -> None:
+        if received == whole == size:
+            raise Received
 
     app.router.add_get("/{name}", answer)
-    place = folder / f"{size} {checksum_size}"
-    place.mkdir()
     async with TestServer(app) as server, ClientSession() as http:
-        await Downloader(place, str(server.make_url("")), lambda *_: None).fetch(http, PurePosixPath("file.zip"))
-
-
-async def downloads_file(size: int, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr("trader.market.sources.downloads._FILE_BYTES_MAX", 1000)
-    await downloads(folder, size=size)
+        with suppress(Received):
+            await Downloader(place, str(server.make_url("")), show).fetch(http, PurePosixPath("file.zip"))
 
 
 def has_open_files(missing: int, patch: pytest.MonkeyPatch, _: Path) -> None:
@@ -383,7 +389,11 @@ LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
         lambda n, _, folder: downloads(folder, checksum_size=n),
         "file.zip.CHECKSUM has over 4,096 bytes",
     ),
-    "market: bytes of a published file": (1000, downloads_file, "file.zip has over 1,000 bytes"),
+    "market: bytes of a published file": (
+        1 << 30,
+        lambda n, _, folder: downloads(folder, size=n),
+        "file.zip has over 1,073,741,824 bytes",
+    ),
     "api: files that a system lacks": (0, has_open_files, "the service needs at least 272"),
 }  # fmt: skip
 

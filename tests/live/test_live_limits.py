@@ -434,9 +434,7 @@ async def searches_gap(times: int, *_: object) -> bool:
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-async def receives_message(size: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
-    patch.setattr("trader.live.socket._MESSAGE_BYTES_MAX", 1000)
-
+async def receives_message(size: int, *_: object) -> bool:
     async def handle(request: web.Request) -> web.WebSocketResponse:
         response = web.WebSocketResponse()
         await response.prepare(request)
@@ -497,7 +495,7 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "reconciler: cents of a balance": (10, lambda n, *_: agrees_about(n)),
     "reconciler: cents of a balance with funding awaited": (510, awaits_funding),
     "reconciler: searches for the cause of a small gap": (5, searches_gap),
-    "stream: bytes of a message": (999, receives_message),
+    "stream: bytes of a message": (8 * 1024 * 1024 - 1, receives_message),
     "stream: how long it may be silent": (20_000, may_be_silent),
 }
 
