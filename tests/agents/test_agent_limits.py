@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.chat_server import KEYS, OK, TURN, FakeServer, Reply, Timer, answering, completion, held, raw_answer
 from support.feed import START
-from support.limits import Accepts, outcomes, shift_loop
+from support.limits import Accepts, outcomes, stop_loop
 from support.manual_clock import ManualClock
 from support.records import make_model
 from support.waiting import turns
@@ -103,12 +103,12 @@ async def waits_for_keys(seconds: int, *_: object) -> bool:
     return provider.turns[0].wait_max_s >= seconds
 
 
-async def waits_after_trade(seconds: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+async def waits_after_trade(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
     """Return whether an invocation that has traded still waits for keys after so long."""
-    pass_time, provider = shift_loop(patch), Asked()
+    pass_ms, provider = stop_loop(patch), Asked()
     conversation = await conversation_with(provider)
     conversation.has_traded = True
-    pass_time(seconds)
+    pass_ms(ms)
     await conversation.ask(1, 20_000)
     return provider.turns[0].wait_max_s > 0
 
@@ -164,12 +164,12 @@ def slow_reply(asked: asyncio.Event, let: asyncio.Event, body: object) -> Reply:
     return reply
 
 
-async def awaits_attempt(seconds: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
-    pass_time, asked, let = shift_loop(patch), asyncio.Event(), asyncio.Event()
+async def awaits_attempt(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+    pass_ms, asked, let = stop_loop(patch), asyncio.Event(), asyncio.Event()
     async with client_of(slow_reply(asked, let, completion(held())), timing=DEFAULT_TIMING) as client:
         answer = asyncio.create_task(client.answer(TURN))
         await asked.wait()
-        pass_time(seconds)
+        pass_ms(ms)
         await turns(3)
         let.set()
         with suppress(ProviderError):
@@ -216,12 +216,12 @@ async def rests_after_failures(ms: int, *_: object) -> bool:
     return asked == before
 
 
-async def awaits_indicators(seconds: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
-    pass_time, asked, let = shift_loop(patch), asyncio.Event(), asyncio.Event()
+async def awaits_indicators(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+    pass_ms, asked, let = stop_loop(patch), asyncio.Event(), asyncio.Event()
     async with taapi_of(slow_reply(asked, let, INDICATORS)) as (taapi, _clock):
         taapi.latest("BTC")
         await asked.wait()
-        pass_time(seconds)
+        pass_ms(ms)
         await turns(3)
         let.set()
         await taapi.settled()
@@ -293,11 +293,11 @@ async def logs_output(size: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
     return sum(map(len, logged)) == size
 
 
-async def lets_end(seconds: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
-    pass_time, (pipes, process) = shift_loop(patch), piped()
+async def lets_end(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
+    pass_ms, (pipes, process) = stop_loop(patch), piped()
     ending = asyncio.create_task(process.end())
     await turns(3)
-    pass_time(seconds)
+    pass_ms(ms)
     await turns(3)
     pipes.end_output()
     await ending
@@ -335,7 +335,8 @@ import os, time
 for _ in range({{others}}):
     if os.fork() == 0:
         time.sleep(60)
-time.sleep({3 * WATCHED_EVERY_S})
+        os._exit(0)
+time.sleep({6 * WATCHED_EVERY_S})
 """
 
 
@@ -354,18 +355,18 @@ async def starts_processes(count: int, *_: object) -> bool:
 LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "refusals after which a request is shortened": (5, shortens),
     "seconds that a conversation waits for keys": (20, waits_for_keys),
-    "seconds after which one that has traded still waits": (594, waits_after_trade),
+    "how long one that has traded waits": (594_999, waits_after_trade),
     "failures of an attempt that is repeated": (3, retries),
     "bytes of an unusable answer that are kept": (16 * 1024, keeps_unusable),
     "characters of a refusal that are shown": (150, says_refusal),
-    "seconds of an attempt": (119, awaits_attempt),
+    "how long an attempt takes": (119_999, awaits_attempt),
     "bytes of indicators": (256 * 1024, reads_indicators),
     "how long the source of indicators rests": (599_999, rests_after_failures),
-    "seconds that it is awaited": (9, awaits_indicators),
+    "how long it is awaited": (9999, awaits_indicators),
     "characters of a strategy's error": (4000, shows_error),
     "characters of a strategy's name": (100, has_name),
     "bytes that a strategy prints": (1 << 16, logs_output),
-    "seconds in which its processes end": (9, lets_end),
+    "how long its processes take to end": (9999, lets_end),
     "bytes of a strategy's answer": (3000, reads_line),
     "processes of a strategy": (16, starts_processes),
 }

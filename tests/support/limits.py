@@ -19,14 +19,14 @@ async def outcomes(most: int, accepts: Accepts, patch: pytest.MonkeyPatch, folde
     return found
 
 
-def shift_loop(patch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what lets seconds pass at once for the timers of this event loop; the real ones go on."""
-    loop, passed_s = asyncio.get_running_loop(), 0.0
-    time = loop.time
+def stop_loop(patch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Stop the time of this event loop's timers, and return what lets milliseconds pass for them."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
 
-    def pass_time(seconds: float) -> None:
-        nonlocal passed_s
-        passed_s += seconds
+    def pass_ms(count: int) -> None:
+        nonlocal now_s
+        now_s += count / 1000
 
-    patch.setattr(loop, "time", lambda: time() + passed_s)
-    return pass_time
+    patch.setattr(loop, "time", lambda: now_s)
+    return pass_ms

@@ -187,6 +187,10 @@ _KINDS: Final = (
     Mutant("a nonce that another used ends an order", "the venue refused it", "live/lighter/orders.py", [("                    continue  # another transaction used up this nonce; the venue did not consider our order\n", "                    pass\n")], [VENUES]),
     Mutant("a canceled order is looked at once", "its end was told", "live/hyperliquid/orders.py", [("            if missed > 1 and error is not None:", "            if missed or error is not None:")], [VENUES]),
     Mutant("a close is sent again for as long as its order is open", "it can only reduce", "live/outbox.py", [(" and self._context.clock.now() < sent.created_at + _PLACING_MAX:", ":")], [VENUES]),
+    Mutant("an attempt is awaited without an end", "its server answers at last", "agents/providers/client.py", [("async with self._slots, asyncio.timeout(limit_s), post", "async with self._slots, asyncio.timeout(None), post")], [AGENTS]),
+    Mutant("the processes of a strategy are awaited for longer", "they end at last", "agents/providers/strategy_process.py", [("asyncio.timeout(END_LIMIT_S)", "asyncio.timeout(2 * END_LIMIT_S)")], [AGENTS]),
+    Mutant("the answer to a transaction is awaited without an end", "it is lost or late", "live/lighter/transactions.py", [("timeout(self._send_limit_s)", "timeout(None)")], [VENUES]),
+    Mutant("an invocation that has traded waits to its very end", "its orders count", "agents/conversation.py", [("self._ends_at_s - asyncio.get_running_loop().time() - ANSWER_S", "self._ends_at_s - asyncio.get_running_loop().time()")], [AGENTS]),
     Mutant("trades are read once less", "the first read is none again", "live/outbox.py", [("for read in range(_READS_MAX):", "for read in range(_READS_MAX - 1):")], [VENUES]),
 )
 # fmt: on
