@@ -229,16 +229,16 @@ async def shows_pages(number: int, patch: pytest.MonkeyPatch, _: Path) -> None:
 
 
 class AwayProvider:
-    """A provider that fails so often before it answers, and needs a wait of so many seconds."""
+    """A provider that fails so often before it answers, and needs a wait of so many milliseconds."""
 
     name = "away"
 
-    def __init__(self, failures: int = 0, needs_s: int = 0) -> None:
-        self.failures, self.needs_s = failures, needs_s
+    def __init__(self, failures: int = 0, needs_ms: int = 0) -> None:
+        self.failures, self.needs_ms = failures, needs_ms
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         self.failures -= 1
-        if self.failures >= 0 or turn.wait_max_s < self.needs_s:
+        if self.failures >= 0 or turn.wait_max_s < self.needs_ms / 1000:
             raise ProviderError("away")
         return ModelAnswer(text="", calls=(), message={}, model="m", cost_usd=ZERO)
 
@@ -381,7 +381,11 @@ LIMITS: Final[dict[str, tuple[int, Act, str]]] = {
     "live: fee of Lighter": (10_000, charges_ticks, "accountLimits: cannot be decoded"),
     "live: pages of Lighter": (20, shows_pages, "trades: more than 2000 rows"),
     "backtest: failed requests for an answer": (2, lambda n, *_: asks(AwayProvider(n)), "m cannot be asked: away"),
-    "backtest: seconds that keys are awaited": (600, lambda n, *_: asks(AwayProvider(0, n)), "m cannot be asked: away"),
+    "backtest: how long keys are awaited": (
+        600_000,
+        lambda n, *_: asks(AwayProvider(0, n)),
+        "m cannot be asked: away",
+    ),
     "database: bytes of a row of a backup": (1000, restores_row, "a row of over 1,000 bytes"),
     "database: bytes of a table that is read whole": (1000, restores_table, "more than 1,000 bytes in the table notes"),
     "market: bytes of a checksum": (

@@ -97,10 +97,10 @@ async def shortens(refusals: int, *_: object) -> bool:
     return False
 
 
-async def waits_for_keys(seconds: int, *_: object) -> bool:
+async def waits_for_keys(ms: int, *_: object) -> bool:
     provider = Asked()
     await (await conversation_with(provider)).ask(1, 20_000)
-    return provider.turns[0].wait_max_s >= seconds
+    return provider.turns[0].wait_max_s >= ms / 1000
 
 
 async def waits_after_trade(ms: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
@@ -354,7 +354,7 @@ async def starts_processes(count: int, *_: object) -> bool:
 
 LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     "refusals after which a request is shortened": (5, shortens),
-    "seconds that a conversation waits for keys": (20, waits_for_keys),
+    "how long a conversation waits for keys": (20_000, waits_for_keys),
     "how long one that has traded waits": (594_999, waits_after_trade),
     "failures of an attempt that is repeated": (3, retries),
     "bytes of an unusable answer that are kept": (16 * 1024, keeps_unusable),
