@@ -228,7 +228,7 @@ async def test_a_refusal_by_the_exchange_is_recorded_as_rejected(floor: Floor) -
         ("closePosition", {"symbol": "BTC", "all": True}, "all: unknown field; known are symbol, fraction"),
         ("closePosition", {"symbol": "DOGE"}, "There is no market 'DOGE'; the markets are BTC, ETH, SOL."),
         ("withdraw", {}, "There is no tool 'withdraw'"),
-        ("holding", {"reason": ""}, 'reason: expected why, in words and with the figures'),
+        ("holding", {"reason": ""}, "reason: expected why, in words and with the figures"),
     ],
 )
 async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, arguments: Any, error: str) -> None:
