@@ -4,6 +4,7 @@ The figures equal those of a service on the same source. A recorded minute's can
 and its range; only the other seconds need the minute's path.
 """
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, Obs
 from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks, Trade
+from trader.exchange.domain.orders import Side
 from trader.exchange.domain.tick_rules import Moment, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
 from trader.market.domain.markets import INTERVALS, STALE_AFTER, Candle, Interval, Market, PriceRange, Quote
@@ -31,6 +33,7 @@ from trader.market.sources.books import CLOSE_S
 from trader.market.sources.own_data import OwnData
 from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.synthetic import MarketMaker
+from trader.portfolio.domain.behaviour import PriceExcursion
 
 _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
@@ -383,16 +386,17 @@ class BacktestMarket:
         return PriceRanges(moment_of(last), ranges)
 
     def excursion(self, trade: Trade) -> tuple[float, float]:
-        """Return how far the mark went against a trade (0 or below) and in its favor, in percent of the entry."""
-        first, last, marks = epoch_second(trade.opened_at), epoch_second(trade.closed_at), [float(trade.entry_price)]
-        while first <= last:
-            whole = (last + 1) // 60 * 60 - 1
-            end = whole if first % 60 == 0 and whole > first else min(last, first // 60 * 60 + 59)
-            seen = self._prices[trade.symbol].extremes(first, end)
-            marks += float(seen.lowest_mark), float(seen.highest_mark)
-            first = end + 1
-        moves = sorted(100 * trade.side.direction * (mark / marks[0] - 1) for mark in (min(marks), max(marks)))
-        return moves[0], moves[1]
+        """Return how far the mark went against a trade (0 or below) and in its favor, in percent of the entry.
+
+        As in `trading.getTrade`, from the minutes entirely within it and from its own prices.
+        """
+        entry, prices = float(trade.entry_price), [float(trade.exit_price)]
+        first, stop = math.ceil(trade.opened_at.timestamp() / 60) * 60, epoch_second(trade.closed_at) // 60 * 60
+        if first < stop:
+            seen = self._prices[trade.symbol].extremes(first, stop - 1)
+            prices += float(seen.lowest_mark), float(seen.highest_mark)
+        moves = PriceExcursion.of(entry, prices, is_long=trade.side is Side.LONG)
+        return 100 * moves.adverse / entry, 100 * moves.favourable / entry
 
     # --- views of agents ----------------------------------------------------------------------------------------------
 
