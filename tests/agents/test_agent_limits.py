@@ -56,7 +56,7 @@ VIEW: Final = build_view({"BTC": [1, 2]})
 
 
 class Asked:
-    """A provider that refuses requests as too long, as often as it is told, and then answers."""
+    """A provider that refuses a given number of requests as too long, and then answers."""
 
     name, is_remote = "asked", True
 
@@ -316,7 +316,7 @@ class Own:
 
 
 async def reads_line(size: int, patch: pytest.MonkeyPatch, folder: Path) -> bool:
-    """Return whether the answer of a real process is read that has so many bytes with its state."""
+    """Return whether an answer of this many bytes, its state included, is read from a real process."""
     patch.setattr(strategy_process, "LINE_MAX", 3000)
     patch.setattr(strategy_process, "can_confine", lambda: False)
     rest = len(msgspec.json.encode(decided_by([Holding(reason="held")], "")))

@@ -1,4 +1,4 @@
-"""What a venue says contradicts itself: lists and ids, ids given again, parts of groups, numbers and decimals.
+"""Contradictory reports of a venue: lists and ids, reused ids, parts of groups, numbers and decimals.
 
 Each family runs against both venues. A position keeps its stop, and the books equal the venue's within a minute, or an
 alarm stands; once the venue is right again, everything agrees.

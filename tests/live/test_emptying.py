@@ -74,7 +74,7 @@ async def test_all_orders_are_canceled_first_and_then_the_venues_positions_close
 async def test_every_request_is_taken_from_the_budget_of_the_address(
     venue: FakeExchange, closer: LighterRehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of the watchdog, which arms the scheduled cancellation; the rules are read once for all positions."""
+    """The watchdog counts too: it arms the scheduled cancellation. The rules are read once for all positions."""
     taken, take = list[int](), RequestBudget.take
 
     async def counted(budget: RequestBudget, weight: int, *, kind: int | None = None) -> None:

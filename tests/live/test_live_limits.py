@@ -49,7 +49,7 @@ D = Decimal
 
 
 async def asks_again(refusals: int, patch: pytest.MonkeyPatch, _: Path) -> bool:
-    """Return whether a read outlasts so many refusals for its rate."""
+    """Return whether a read survives this many refusals of its rate."""
     http, asked = VenueHttp("http://there", RequestBudget(60, per_kind=60), pause_s=0.0), 0
 
     async def ask(*_: object) -> tuple[int, dict[str, str], bytes]:

@@ -376,7 +376,7 @@ FOREIGN: Final[dict[str, Callable[[Path], object]]] = {
     ),
     "hours.csv cannot be read": lambda it: (it / "hours.csv").write_bytes(b"\xff\xfe"),
 }
-"""What is said of a folder after each of these changes."""
+"""The finding that each of these changes to a folder leads to."""
 
 
 async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(published: Published, call: Call) -> None:

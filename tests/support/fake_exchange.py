@@ -191,7 +191,7 @@ class FakeExchange(AccountStreams):
         self._is_changing = False
 
     stops_parts = True
-    """Whether a group is taken or refused whole, and its stop covers what its order filled in part."""
+    """Whether a group is accepted or refused as a whole, and its stop covers partial fills of its order."""
 
     @property
     def ledger(self) -> Ledger:

@@ -194,7 +194,7 @@ class Floor:
         await until(lambda: not self.agents.running())
 
     async def cycle(self, *, after_s: float = 1) -> list[FinishedInvocation]:
-        """Run one cycle, so many seconds after the last one, and return its records by model."""
+        """Run one cycle, `after_s` seconds after the last one, and return its records by model."""
         await self.see(after_s=after_s)
         await self.start_batch()
         await self.idle()

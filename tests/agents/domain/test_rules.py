@@ -52,7 +52,7 @@ def market(indicators: Indicators | None, interval: Interval, **changes: Any) ->
 
 
 def view(*markets: ObservedMarket, positions: tuple[ObservedPosition, ...] = (), **changes: Any) -> View:
-    """What an agent sees of an account of 10,000. `changes` are of the account, its trades or its statistics."""
+    """An agent's view of an account of 10,000. `changes` replace fields of it, its trades or statistics."""
     empty = build_view({}, at=NOW)
     seen = {name: changes.pop(name) for name in ("trades", "stats") if name in changes}
     listed = {shown.symbol: shown for shown in markets}

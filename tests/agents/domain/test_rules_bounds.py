@@ -140,7 +140,7 @@ def account_of(rng: Random, shown: Mapping[str, ObservedMarket]) -> Account:
 def seen(
     account: Account, shown: Mapping[str, ObservedMarket], drawdown: Decimal, stats: ObservedStats
 ) -> tuple[View, RiskContext]:
-    """What an agent sees of an account, by the assembler of the real views, and what the guard judges by."""
+    """Return an agent's view of an account, assembled like the real ones, and the context that the guard reads."""
     marks = {symbol: market.price for symbol, market in shown.items()}
     worth = equity(account, marks)
     history = RunHistory(
