@@ -143,7 +143,7 @@ async def test_a_silent_service_is_replaced_until_it_answers_again(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/health"
-    watching = asyncio.create_task(watch(closer, url, 0.05, pause_s=0.001))
+    watching = asyncio.create_task(watch(closer, url, 0.5, pause_s=0.001))
     await until(lambda: service.asked > 30)
     assert venue.sent == [], "an unhealthy service still answers"
     service.answer = web.Response(text="<html>Bad Gateway</html>", status=502)
