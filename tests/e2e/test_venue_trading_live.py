@@ -199,7 +199,8 @@ async def test_a_paper_service_signs_the_orders_of_shadow_for_hyperliquid(
     (file := tmp_path / "ladder.toml").write_text(LADDER)
     async with database.connection() as conn:
         entrant = next(each for each in await select_models(conn) if each.id == "scripted")
-    read_ladder(file).certify(entrant, "shadow", LadderFigures(), "a person", SystemClock().now())
+    ladder = read_ladder(file)
+    ladder.write(ladder.certify(entrant, "shadow", LadderFigures(), "a person", SystemClock().now()))
     venue = FakeHyperliquid()
     await venue.start()
     environ = {

@@ -43,7 +43,7 @@ class Climb:
         if certified:
             ladder = read_ladder(self.file)
             for step in STEPS[1:]:
-                ladder.certify(model, step, LadderFigures(9, 9), "a person", START)
+                ladder.write(ladder.certify(model, step, LadderFigures(9, 9), "a person", START))
 
     async def start(self) -> None:
         await self.bench.start(LADDER_FILE=str(self.file))
@@ -299,8 +299,15 @@ async def test_a_new_approval_lets_an_entrant_that_stepped_down_open_again(live:
     (halt,) = bench.halts.in_force
     shown = str((await live.approvals.standings())["apex"])
     assert shown.startswith(f"STEPPED DOWN: {halt.reason}")
+    (certificates := live.file.with_name("certificates")).rename(moved := certificates.with_name("moved"))
+    certificates.write_text("in the way")
+    with pytest.raises(StartError, match=r"apex\.live\.json cannot be written"):
+        await live.approvals.approve("apex", "a person")
+    certificates.unlink()
+    moved.rename(certificates)
     assert "apex may open on live again" in await live.approvals.approve("apex", "a person")
-    assert [(record["name"], record["step"]) for record in await live.recorded()] == [("apex", "live")]
+    recorded = [(record["name"], record["step"]) for record in await live.recorded()]
+    assert recorded == [("apex", "live")] * 2, "no certificate is written that the chain does not have"
     await bench.halts.load()
     assert (await bench.buy("0.02")).status is OrderStatus.FILLED
     await bench.synchronize()

@@ -55,7 +55,8 @@ async def test_an_order_in_shadow_is_signed_and_compared_and_never_sent(
     async with prepared(database, kind) as bench:
         (tmp_path / "ladder.toml").write_text(LADDER)
         ladder = read_ladder(tmp_path / "ladder.toml")
-        ladder.certify(await add_model(database, "apex"), "shadow", LadderFigures(), "a person", bench.clock.now())
+        model = await add_model(database, "apex")
+        ladder.write(ladder.certify(model, "shadow", LadderFigures(), "a person", bench.clock.now()))
         key, url = Secret(PLAIN_KEY), bench.venue.url
         if kind is FakeHyperliquid:
             api, signer = HyperliquidApi(url), hyperliquid_signer(PlainAgent(key, is_testnet=False), ADDRESS)
@@ -108,9 +109,8 @@ async def test_a_paper_service_on_a_venues_prices_signs_for_the_entrants_in_shad
     monkeypatch.setattr("trader.live.lighter.LighterSigner", PlainSigner)
     monkeypatch.setattr("trader.live.hyperliquid.HyperliquidSigner", PlainAgent)
     (file := tmp_path / "ladder.toml").write_text(LADDER)
-    read_ladder(file).certify(
-        await add_model(database, "apex"), "shadow", LadderFigures(), "a person", SystemClock().now()
-    )
+    ladder, model = read_ladder(file), await add_model(database, "apex")
+    ladder.write(ladder.certify(model, "shadow", LadderFigures(), "a person", SystemClock().now()))
     fake = kind()
     await fake.start()
     account = ADDRESS if kind is FakeHyperliquid else str(ACCOUNT)

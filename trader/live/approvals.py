@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -113,7 +112,7 @@ class Approvals:
         ladder, standing = await self._read(), (await self.standings()).get(name)
         if standing is None:
             raise NotFound(f"There is no model {name!r}.")
-        certify = partial(ladder.certify, standing.model, shown=standing.shown, now=SystemClock().now())
+        model, shown, now = standing.model, standing.shown, SystemClock().now()
         returns = standing.halt is not None
         if (step := standing.step if returns else standing.above) is None or (
             standing.lacks and override is None and not returns
@@ -121,11 +120,14 @@ class Approvals:
             what = "a step above it" if step is None else f"for {step}: {'; '.join(standing.lacks)}"
             raise Precondition(f"{name} lacks {what}. Nothing was approved.")
         by = by if override is None or returns else f"{by}, override: {override}"
+        overrides = returns or override is not None
+        found = await asyncio.to_thread(ladder.certify, model, step, shown, by, now, override=overrides)
         async with self._database.transaction() as conn:
-            found = await asyncio.to_thread(certify, step=step, by=by, override=returns or override is not None)
             await insert_record(conn, APPROVED, msgspec.to_builtins(found))
-            if returns:
-                await update_halts_lifted(conn, name, by, HaltCause.LADDER)
+        # No certificate counts that the chain does not have; what failed on the way can be approved again.
+        await asyncio.to_thread(ladder.write, found)
         if returns:
+            async with self._database.transaction() as conn:
+                await update_halts_lifted(conn, name, by, HaltCause.LADDER)
             return f"{name} may open on {step} again; what it shows counts from now on."
         return f"{name} may be on {step}: {ladder.certificate_path(name, step)}, {found.digest}"

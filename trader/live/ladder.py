@@ -99,10 +99,9 @@ class LadderFile(NamedTuple):
     def certify(
         self, model: Model, step: LadderStep, shown: LadderFigures, by: str, now: datetime, *, override: bool = False
     ) -> Certificate:
-        """Write the certificate that lets a model onto a step.
+        """Return the certificate that lets a model onto a step.
 
-        :raises StartError: the model has no valid certificate of the step below, and nobody overrides that; or the new
-            one cannot be written
+        :raises StartError: the model has no valid certificate of the step below, and nobody overrides that
         """
         is_first = step == STEPS[1] or override
         below = "" if is_first else self.read_certificate(model, BELOW[step], now).digest
@@ -110,14 +109,16 @@ class LadderFile(NamedTuple):
             name=model.id, step=step, entrant=_entrant(model), shown=shown, rules=self.digest, below=below,
             approved_by=by, approved_at=now,
         )  # fmt: skip
-        certificate = msgspec.structs.replace(certificate, digest=_digest_of(certificate))
-        file = self.certificate_path(model.id, step)
+        return msgspec.structs.replace(certificate, digest=_digest_of(certificate))
+
+    def write(self, certificate: Certificate) -> None:
+        """Write a certificate, from when on it counts. Raises `StartError`."""
+        file = self.certificate_path(certificate.name, certificate.step)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(file, msgspec.json.encode(certificate))
         except OSError as error:
             raise StartError(f"{file} cannot be written: {error.strerror}") from None
-        return certificate
 
 
 def read_ladder(file: Path, markets: Iterable[Market] = ()) -> LadderFile:
