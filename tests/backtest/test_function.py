@@ -424,7 +424,7 @@ def test_no_strategy_changes_an_array_of_candles_or_finds_later_ones_behind_it(d
         arrays = [read("1m") for read in (market.opens, market.highs, market.lows, market.closes, market.volumes)]
         assert [tuple(row) for row in zip(*arrays, strict=True)] == [candle[1:] for candle in market.candles["1m"]]
         assert not any(array.flags.writeable for array in arrays)
-        assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+        assert msgspec.json.decode(msgspec.json.encode(view, enc_hook=dict), type=View) == view
     early, late = (view.markets["BTC"].closes("1m") for view in (views[0], views[1]))
     assert early.base is None or early.base.shape == (5, len(early))
     assert early[1:].tolist() == late[:-1].tolist()

@@ -77,6 +77,15 @@ def test_nobody_within_the_budget_earns_more_than_the_oracle(
 ) -> None:
     path = course(np.random.default_rng(seed), responding(strength), (0.0, rate))
     stood = (PlannedPosition(0, side, 0.5 * float(ONE[0])),) if side else ()
+    assert path.judge(trades_of(path, held), stood, USUAL_VALUE).score <= path.oracle(stood) + 1e-9
+    whole = trades_of(path, [(market, round(size)) for market, size in held])  # at the budget, or nothing
+    double = [each._replace(weight=2 * each.weight, cost=2 * each.cost) for each in whole]
+    once, twice = (path.judge(trades, (), USUAL_VALUE).score for trades in (whole, double))
+    assert twice <= max(once, 0.0) + 1e-9, "gains beyond the budget earn nothing, losses count"
+
+
+def trades_of(path: Course, held: Sequence[tuple[int, float]]) -> list[PricedFill]:
+    """Return the fills that hold, from each step on, so much of the budget in one market."""
     now, trades = np.zeros(2), []
     for step, (market, size) in enumerate(held):
         wanted = np.zeros(2)
@@ -86,11 +95,7 @@ def test_nobody_within_the_budget_earns_more_than_the_oracle(
             price = float(path.prices[place, step * STEP_MINUTES])
             trades.append(PricedFill(step * STEP_MINUTES, place, weight, abs(weight) * FILL * price))
         now = wanted
-    judged = path.judge(trades, stood, USUAL_VALUE)
-    assert judged.score <= path.oracle(stood) + 1e-9
-    twice = path.judge([each._replace(weight=2 * each.weight, cost=2 * each.cost) for each in trades], (), USUAL_VALUE)
-    once = path.judge(trades, (), USUAL_VALUE)
-    assert twice.score <= max(once.score, 0.0) + 1e-9, "gains beyond the budget earn nothing, losses count"
+    return trades
 
 
 def test_scores_are_what_accounts_gain_on_average_whatever_decisions_depend_on() -> None:

@@ -20,7 +20,6 @@ from trader.agents.domain.models import CYCLE, Model
 from trader.agents.domain.observation import (
     RiskFigures,
     RunHistory,
-    book_imbalance,
     known_funding,
     opened_a_day_ago,
     opened_at,
@@ -289,7 +288,7 @@ class Observer:
             funding_rate=self._market.funding_rate(symbol, hour) if known_rate is None else known_rate,
             open_interest=self._market.open_interest(symbol),
             opened_at_look=opened,
-            book_imbalance=book_imbalance(quote.book) if shown.series > 1 else None,
+            book_imbalance=quote.imbalance if shown.series > 1 else None,
             funding_history=known_funding(partial(self._market.known_funding_rate, symbol), now),
             candles=candles,
             indicators={interval: values[-1] for interval, values in computed.items()},

@@ -364,7 +364,6 @@ async def _go(
     reached = run.starts_at
     ended: AskingEnded | None = None
     unwritten: str | None = None
-    gc.collect()
     gc.freeze()  # otherwise every full collection would traverse the candles and indicators
     try:
         for reached in run.run():

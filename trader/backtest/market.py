@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from trader.agents.domain.observation import book_imbalance, known_funding, opened_a_day_ago
+from trader.agents.domain.observation import known_funding, opened_a_day_ago
 from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, ObservedMarket, RecordedCandles, Shown
 from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
@@ -45,6 +45,7 @@ _CANDLES_PREPARED: Final = 3_000_000
 _WINDOWS_MIN: Final = 24
 """A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -86,24 +87,16 @@ class _CandlePrices:
         self._prices = prices
         self._stop = span.stop
         self._first = (span.start - _PRIMED_WITH_S) // 60
-        self._open = array("q")
-        self._low = array("q")
-        self._high = array("q")
-        self._ticked = array("q")
+        minutes = range(self._first, span.stop // 60 + 2)
+        low, high, opened, close = prices.corners(minutes).T
+        ticked = np.maximum.accumulate(np.where(close < 0, -1, np.array(minutes)))
+        before = np.where(ticked < 0, 0, close[np.maximum(ticked - self._first, 0)])
+        self._open, self._low, self._high = (
+            array("q", np.where(close < 0, before, each).tobytes()) for each in (opened, low, high)
+        )
+        self._ticked = array("q", ticked.tobytes())
         """For each minute, the last recorded one up to it; -1 if there is none."""
 
-        close, ticked = 0, -1
-        for minute in range(self._first, span.stop // 60 + 2):
-            corners = prices.corners(minute)
-            if corners is None:
-                opened = low = high = close
-            else:
-                low, high, opened, close = corners
-                ticked = minute
-            self._open.append(opened)
-            self._low.append(low)
-            self._high.append(high)
-            self._ticked.append(ticked)
         self._begins = next((minute for minute in self._ticked if minute >= 0), 0) * 60
 
     def last_tick(self, second: int) -> int:
@@ -148,33 +141,35 @@ class _CandlePrices:
         return PriceRange(lowest, highest, lowest, highest)
 
 
-class _AtSecond(Mapping[str, V]):
-    """Lazy mapping from each market seen so far to the value that `make` returns for it at one second."""
+class _Lazy(Mapping[K, V]):
+    """Lazy mapping from each key to what `make` returns for it when it is first read."""
 
-    __slots__ = ("_known", "_make", "_market", "_second")
+    __slots__ = ("_keys", "_known", "_make")
 
-    def __init__(self, market: "BacktestMarket", make: Callable[[str, int], V], second: int) -> None:
-        self._market = market
+    def __init__(self, keys: Collection[K], make: Callable[[K], V]) -> None:
+        self._keys = keys
         self._make = make
-        self._second = second
-        self._known: dict[str, V] = {}
+        self._known: dict[K, V] = {}
 
-    def __getitem__(self, symbol: str) -> V:
-        value = self._known.get(symbol)
+    def __getitem__(self, key: K) -> V:
+        value = self._known.get(key)
         if value is None:
-            if symbol not in self:
-                raise KeyError(symbol)
-            value = self._known[symbol] = self._make(symbol, self._second)
+            if key not in self._keys:
+                raise KeyError(key)
+            value = self._known[key] = self._make(key)
         return value
 
-    def __contains__(self, symbol: object) -> bool:
-        return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
 
-    def __iter__(self) -> Iterator[str]:
-        return (symbol for symbol in self._market.markets if symbol in self)
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 class _Series:
@@ -337,7 +332,9 @@ class BacktestMarket:
         count = _CANDLES_PREPARED // max(1, shown.candles * len(shown.intervals))
         self._observed = lru_cache(maxsize=count + _MOMENTS_KEPT)(self._find_observed)
         for second, symbol in islice(product(seconds, self.markets), count):
-            self.observe(symbol, shown, second, moment_of(second))
+            if (market := self.observe(symbol, shown, second, moment_of(second))) is not None:
+                for each in (market.candles, market.indicators):
+                    list(each.values())
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -356,11 +353,11 @@ class BacktestMarket:
 
     def _find_moment(self, second: int) -> Moment:
         at, updated = moment_of(second), self.ticking(second)
-        quotes = _AtSecond(self, self.quote, second)
+        quotes = _Lazy(self.seen(second), partial(self.quote, second=second))
         return Moment(at, quotes, self.marks(second), updated, self.marks(second - 1))
 
     def marks(self, second: int) -> Marks:
-        return _AtSecond(self, self.mark, second)
+        return _Lazy(self.seen(second), partial(self.mark, second=second))
 
     def seen(self, second: int) -> Collection[str]:
         """Return the markets with a tick up to this second."""
@@ -408,7 +405,7 @@ class BacktestMarket:
 
     def _find_observed(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket:
         hour, quote = now.replace(minute=0, second=0, microsecond=0), self.moment(second).quotes[symbol]
-        computed = {each: self.indicator_history(symbol, each, now, shown.series) for each in shown.intervals}
+        computed = _Lazy(shown.intervals, lambda each: self.indicator_history(symbol, each, now, shown.series))
         funding_rate, funding_history = self._funding(symbol, hour)
         return ObservedMarket.of(
             self.markets[symbol],
@@ -416,15 +413,14 @@ class BacktestMarket:
             now,
             opened_a_day_ago=self._opened_a_day_ago(symbol, hour),
             opened_at_look=None,
-            book_imbalance=book_imbalance(quote.book) if shown.series > 1 else None,
+            book_imbalance=quote.imbalance if shown.series > 1 else None,
             funding_rate=funding_rate,
             funding_history=funding_history,
             open_interest=None,
-            candles={
-                interval: self._series[symbol, interval].shown(now, shown.candles, shown.series)
-                for interval in shown.intervals
-            },
-            indicators={interval: values[-1] for interval, values in computed.items()},
+            candles=_Lazy(
+                shown.intervals, lambda each: self._series[symbol, each].shown(now, shown.candles, shown.series)
+            ),
+            indicators=_Lazy(shown.intervals, lambda each: computed[each][-1]),
             indicator_history=computed,
             supplementary=None,
         )

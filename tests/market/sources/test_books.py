@@ -48,6 +48,8 @@ def test_a_book_is_never_crossed_and_its_levels_are_ordered(
     assert asks == sorted(set(asks))
     assert all(price > 0 and price % market.tick == 0 for price in bids + asks)
     assert all(level.quantity > 0 and level.quantity % market.lot == 0 for level in quote.book.bids + quote.book.asks)
+    plain = Quote(symbol, AT, quote.bid, quote.ask, quote.mark, lambda: quote.book)
+    assert quote.imbalance == plain.imbalance, "known without the book"
 
 
 @given(symbols, tensions, tensions, st.sampled_from((2, 5, 20, 80)))

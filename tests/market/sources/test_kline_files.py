@@ -65,6 +65,29 @@ def test_every_accepted_format_reads_the_same(
     assert [minutes[place] for place in range(len(minutes))] == rows
 
 
+@given(st.data(), st.sampled_from([60_000, 60_000_000]), st.sampled_from([6, 12]))
+def test_an_edited_file_reads_as_its_text_says_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, unit: int, columns: int
+) -> None:
+    text = text_of(rows_of(4), unit=unit, columns=columns)
+    for _ in range(data.draw(st.integers(1, 2), "edits")):
+        begin = data.draw(st.integers(0, len(text)), "at")
+        edit = data.draw(st.text('0159.,\n\r -+_eE"٣x', max_size=3), "edit")
+        text = text[:begin] + edit + text[begin + data.draw(st.integers(0, 3), "cut") :]
+    place = tmp_path_factory.mktemp("edited") / "BTCUSDT-1m-2025-01.csv"
+    place.write_bytes(text.encode())
+    try:
+        minutes = read_file(place)
+    except MarketDataError:
+        return
+    lines = [line.split(",") for line in text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n ").split("\n")]
+    assert {len(fields) for fields in lines} == {columns}
+    assert [(row.minute * unit, *row[1:]) for row in map(minutes.__getitem__, range(len(minutes)))] == [
+        (int(time.strip('" ')), *map(float, figures[:5])) for time, *figures in lines
+    ]
+    assert all(len(time.strip('" ')) in (13, 16) and "_" not in ",".join(figures[:5]) for time, *figures in lines)
+
+
 def columns_of(rows: Sequence[FileRow], names: str, time: Callable[[int], object]) -> list[str]:
     """Return rows as lines with the columns of a header; any that is neither a time nor OHLC has the volume."""
     roles = {"o": "open", "h": "high", "l": "low", "c": "close"}

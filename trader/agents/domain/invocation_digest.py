@@ -31,7 +31,7 @@ class ChainRecord(NamedTuple):
 
 def shown_digest(shown: Sequence[ChatMessage] | View) -> bytes:
     """Return the digest of an agent's input: the messages of an AI model or the view of a rule agent."""
-    return encoded_digest(msgspec.json.encode(shown))
+    return encoded_digest(msgspec.json.encode(shown, enc_hook=dict))
 
 
 def record_digest(record: ChainRecord, digests: PayloadDigests) -> bytes:

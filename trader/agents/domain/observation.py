@@ -30,13 +30,10 @@ from trader.core.statistics import EquityPoint, sharpe_ratio
 from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.orders import Fill, Side
-from trader.market.domain.markets import Book, Candle, Market
+from trader.market.domain.markets import Candle, Market
 
 FUNDING_HOURS_SHOWN: Final = 8
 """Number of past hours whose funding rates an agent sees."""
-
-IMBALANCE_LEVELS: Final = 10
-"""Number of levels on each side of an order book whose quantities make its imbalance."""
 
 _HOUR: Final = timedelta(hours=1)
 _MINUTE: Final = timedelta(minutes=1)
@@ -211,12 +208,6 @@ def known_funding(rate_of: Callable[[datetime], Decimal | None], now: datetime) 
     if rates[0] is None:  # a venue publishes the rate of an hour a moment after it
         del rates[0]
     return tuple(rate for rate in takewhile(lambda rate: rate is not None, rates) if rate is not None)[::-1]
-
-
-def book_imbalance(book: Book) -> float | None:
-    """Return (bids − asks) / (bids + asks) of the quantities at the best levels; None if the book is empty."""
-    bids, asks = (sum((level.quantity for level in side[:IMBALANCE_LEVELS]), ZERO) for side in (book.bids, book.asks))
-    return round(float((bids - asks) / (bids + asks)), 3) if bids + asks else None
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ def request_digest(provider: str, turn: Turn) -> str:
 def view_digest(model: Model, answered_by: str, view: View) -> str:
     """Return the SHA-256 of what a strategy decides by: its file, its parameters, the model's id and the view."""
     asked = {"id": model.id, "strategy": answered_by, "params": dict(model.configuration.params), "view": view}
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(asked, enc_hook=dict, order="deterministic")).hexdigest()
 
 
 class Cassette:

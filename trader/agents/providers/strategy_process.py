@@ -141,7 +141,7 @@ class StrategyProcess:
         self._output_left = OUTPUT_MAX
         try:
             async with asyncio.timeout(limit_s):
-                self._stdin.write(msgspec.json.encode(question) + b"\n")
+                self._stdin.write(msgspec.json.encode(question, enc_hook=dict) + b"\n")
                 await self._stdin.drain()
                 line = await self._stdout.readline()
         except TimeoutError:

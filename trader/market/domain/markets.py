@@ -9,6 +9,7 @@ import msgspec
 
 from trader.core.clock import floor_time, iso
 from trader.core.errors import InvalidInput, Issue
+from trader.core.money import ZERO
 
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
@@ -21,6 +22,9 @@ INTERVALS: Final[Mapping[Interval, timedelta]] = {
 
 STALE_AFTER: Final = timedelta(seconds=30)
 """A quote older than this, or further in the future, is stale and is never traded on."""
+
+IMBALANCE_LEVELS: Final = 10
+"""Number of levels on each side of an order book whose quantities make its imbalance."""
 
 PLAIN_FUNDING_RATE: Final = Decimal("0.0000125")
 """Hourly funding rate for sources that have no rates."""
@@ -241,6 +245,13 @@ class Quote:
             self._book = self._make_book()
         return self._book
 
+    @property
+    def imbalance(self) -> float | None:
+        """(bids − asks) / (bids + asks) of the quantities at the best levels of the book; None if it is empty."""
+        sides = self.book.bids, self.book.asks
+        bids, asks = (sum((level.quantity for level in side[:IMBALANCE_LEVELS]), ZERO) for side in sides)
+        return round(float((bids - asks) / (bids + asks)), 3) if bids + asks else None
+
     def is_stale(self, now: datetime) -> bool:
         """Return whether the quote is too old or too new to trade on."""
         return untimely(self.at, now) is not None
@@ -250,6 +261,16 @@ class Quote:
         """Return the quote of a two-sided book; its mark is the mid of the best bid and ask."""
         bid, ask = book.bids[0].price, book.asks[0].price
         return cls(book.symbol, book.at, bid, ask, (bid + ask) / 2, lambda: book)
+
+
+class EvenQuote(Quote):
+    """A quote whose book has the same quantities on both sides."""
+
+    __slots__ = ()
+
+    @property
+    def imbalance(self) -> float:
+        return 0.0
 
 
 def refusal_to_trade(quote: Quote | None, symbol: str, now: datetime) -> str | None:

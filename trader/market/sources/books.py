@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trader.market.domain.markets import Book, Calm, Level, Market, Quote
+from trader.market.domain.markets import Book, Calm, EvenQuote, Level, Market, Quote
 from trader.market.sources.files import FileRow, Minutes
 
 NEARER_S: Final = 20
@@ -64,12 +64,13 @@ class Grid:
     ) -> Quote:
         """Return the quote around `mark` halves: `spread_ticks` (1 or more) wide, or one tick wider to center the mid.
 
-        `make_book` is called with the moment and the best bid and ask in ticks when the book is first read.
+        `make_book` is called with the moment and the best bid and ask in ticks when the book is first read; both of its
+        sides have the same quantities.
         """
         spread_ticks += (mark - spread_ticks) & 1
         bid, ask = (mark - spread_ticks) >> 1, (mark + spread_ticks) >> 1
         market = self.market
-        return Quote(
+        return EvenQuote(
             market.symbol,
             at,
             bid * market.tick,

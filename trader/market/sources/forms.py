@@ -87,7 +87,7 @@ class CandleForm:
     def __init__(self, fields: Sequence[str], *, is_header: bool) -> None:
         if not is_header and len(fields) not in _PLAIN_COUNTS:
             raise FormError(f"{len(fields)} columns instead of 6 or 12, or of a header that names them")
-        self._count, self.has_header = len(fields), is_header
+        self.count, self.has_header = len(fields), is_header
         self._times = Times() if is_header else Times(PLAIN_TIMES)
         names = plain_names(fields) if is_header else []
         self.may_descend = is_header and names[0] != "opentime"
@@ -99,11 +99,13 @@ class CandleForm:
         self._in_quote = next((places[name] for name in _IN_QUOTE if name in places), None)
         if self._in_currency is not None and self._in_quote is None:
             raise FormError(f"volCcy may be in base or quote currency; expected a column {_IN_QUOTE[0]}")
+        self.is_plain = self._places == list(range(6)) and self._confirm is self._in_currency is None
+        """Whether the first six columns are Binance's, and say it all."""
 
     def read(self, fields: Sequence[str]) -> tuple[int, list[str]]:
         """Return the minute since 1970 of a row, and its open, high, low, close and volume. Raise `FormError`."""
-        if len(fields) != self._count:
-            raise FormError(f"{len(fields)} columns instead of {self._count}")
+        if len(fields) != self.count:
+            raise FormError(f"{len(fields)} columns instead of {self.count}")
         if self._confirm is not None and fields[self._confirm] != "1":
             raise FormError(f"{_CONFIRM} is {fields[self._confirm][:40]!r}: the candle is not complete")
         time, *figures = (fields[place] for place in self._places)

@@ -17,7 +17,7 @@ at zero each week and follow from the minutes since: nothing is fitted ahead.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
@@ -148,6 +148,7 @@ class MinutePaths:
         self._usual = _usual(self._ranges)
         self._cells = cells_of(opened - low, close - low, np.maximum(high - low, 1))
         self._weights = cache(self._walk_weights)
+        self._sums = lru_cache(maxsize=CELLS)(self._walk_sums)
         self._betas = cache(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """For each set of leaders: each rule's tilt, and the sum of squares of what it earned this week."""
@@ -234,8 +235,8 @@ class MinutePaths:
 
     def _alone(self, places: Places, chances: Floats) -> Floats:
         """Return the levels of minutes with a range that are drawn without leaders."""
-        days = (self._minutes[places] // _DAY).tolist()
-        chosen = zip(self._cells[places], map(self._weights, days), chances.tolist(), strict=True)
+        cells, days = self._cells[places].tolist(), (self._minutes[places] // _DAY).tolist()
+        chosen = zip(cells, map(self._sums, cells, days), chances.tolist(), strict=True)
         walks = np.array([self._pool.choose(*each) for each in chosen])
         return _mapped(walks, 0.0, TOP, (walks[:, :1], walks[:, -1:]), self._candles[places].T[:, :, None])
 
@@ -244,6 +245,9 @@ class MinutePaths:
         first, stop = np.searchsorted(self._minutes, ((day - 7) * _DAY, day * _DAY))
         ranges = np.bincount(self._cells[first:stop], self._ranges[first:stop], minlength=CELLS)
         return self._pool.weights(ranges / ranges.sum() if ranges.any() else np.full(CELLS, 1 / CELLS))
+
+    def _walk_sums(self, cell: int, day: int) -> Floats:
+        return self._pool.sums(cell, self._weights(day))
 
     # --- with leaders -------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trader.core.clock import moment_of
 from trader.market.domain.markets import Quote, SimulatedMarket
-from trader.market.sources.books import BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay, marks_of_candle
+from trader.market.sources.books import BookModel, CandlePath, Grid, TrailingDay, marks_of_candle
 from trader.market.sources.files import Minutes
 
 
@@ -29,13 +32,12 @@ class RecordedMinutes(ABC):
         place = bisect_left(self.minutes.minute, minute)
         return place if place < len(self.minutes) and self.minutes.minute[place] == minute else None
 
-    def corners(self, minute: int) -> HalfTickCandle | None:
-        """Return the minute's low, high, open and close in half ticks; None within a gap."""
-        place = self.place(minute)
-        if place is None:
-            return None
-        low, high, opened, close = self._corners[place].tolist()
-        return low, high, opened, close
+    def corners(self, minutes: range) -> NDArray[np.int64]:
+        """Return the low, high, open and close of successive minutes in half ticks, a row for each; -1 within a gap."""
+        corners = np.full((len(minutes), 4), -1)
+        first, stop = np.searchsorted(self.minutes.minute, (minutes.start, minutes.stop))
+        corners[np.array(self.minutes.minute[first:stop]) - minutes.start] = self._corners[first:stop]
+        return corners
 
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the minute's seconds in half ticks; none within a gap."""

@@ -11,6 +11,7 @@ from math import exp, log, sqrt
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trader.core.clock import EPOCH, Clock, JumpWatch, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.core.errors import MarketUnavailable
@@ -219,10 +220,9 @@ class MarketMaker:
             corners.append((mark(min(seen)), mark(max(seen)), mark(seen[0]), mark(seen[-1])))
         return corners
 
-    def corners(self, minute: int) -> HalfTickCandle:
-        """Return low, high, open and close of a minute since 1970, in half ticks."""
-        hour, place = divmod(minute, 60)
-        return self._corners(hour, 1)[place]
+    def corners(self, minutes: range) -> NDArray[np.int64]:
+        """Return the low, high, open and close of successive minutes since 1970 in half ticks, a row for each."""
+        return np.array([self._corners(minute // 60, 1)[minute % 60] for minute in minutes])
 
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the seconds of a minute since 1970, in half ticks."""

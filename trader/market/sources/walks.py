@@ -221,12 +221,15 @@ class WalkPool:
             kinds *= (self._by_kind * (shares / np.maximum(mixture, _RARE))).sum(axis=1)
         return kinds + _RARE
 
-    def choose(self, number: int, weights: Floats, chance: float) -> Floats:
-        """Return the heights of a walk in a cell, chosen by `chance` in [0, 1) by range × weight of its kind."""
+    def sums(self, number: int, weights: Floats) -> Floats:
+        """Return the cumulated ranges × weights of their kinds of the walks in a cell, to choose from."""
+        walks = self._members[number] % len(self._heights)
+        return np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
+
+    def choose(self, number: int, sums: Floats, chance: float) -> Floats:
+        """Return the heights of a walk in a cell with these sums, chosen by `chance` in [0, 1)."""
         members = self._members[number]
-        walks = members % len(self._heights)
-        sums = np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
-        choice = min(int(np.searchsorted(sums, chance * sums[-1], side="right")), len(members) - 1)
+        choice = min(int(sums.searchsorted(chance * sums[-1], side="right")), len(members) - 1)
         is_mirrored, walk = divmod(int(members[choice]), len(self._heights))
         heights: Floats = self._heights[walk].astype(float)
         return TOP - heights if is_mirrored else heights
