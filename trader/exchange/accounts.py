@@ -29,6 +29,7 @@ from trader.exchange.domain.orders import OrderStatus
 from trader.exchange.domain.tick_order import BEFORE_FIRST, DateSpan, DateSpans, add_span, cut_out, resume
 from trader.exchange.events import TradesChanged
 from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.session import Decide
 from trader.exchange.sql import accounts as store
 from trader.exchange.sql import audit as audit_store
 
@@ -292,12 +293,7 @@ class Accounts:
             self._in_doubt.pop(account_id, None)
             self._decided.pop(account_id, None)
 
-    async def change(
-        self,
-        account_id: str,
-        decide: Callable[[Account], Posting | None],
-        within: Within = nullcontext,
-    ) -> Posting | None:
+    async def change(self, account_id: str, decide: Decide, within: Within = nullcontext) -> Posting | None:
         """Lock, decide, commit, apply, publish, all of it `within` a context if one is given.
 
         It runs to completion even if the caller is canceled. An account removed in the meantime gets no decision.
@@ -308,9 +304,7 @@ class Accounts:
         """
         return await self._to_its_end(account_id, self._change(account_id, decide, within))
 
-    async def apply(
-        self, account_id: str, decide: Callable[[Account], Posting | None], tick: AppliedTick
-    ) -> Posting | None:
+    async def apply(self, account_id: str, decide: Decide, tick: AppliedTick) -> Posting | None:
         """Change an account by a tick, as `change` does; one that is in doubt waits for nothing and misses the tick.
 
         :raises Unavailable: the account is in doubt, or the database did not confirm the change
@@ -332,9 +326,7 @@ class Accounts:
                 raise
             raise self._ended() from None  # the change was canceled, not its caller: the term has ended
 
-    def decide(
-        self, account_id: str, decide: Callable[[Account], Posting | None], seen: AppliedTick | None = None
-    ) -> Posting | None:
+    def decide(self, account_id: str, decide: Decide, seen: AppliedTick | None = None) -> Posting | None:
         """Return the decision on an account, seeing the depth that others took. Call it like `commit`.
 
         `seen` is the last tick that the account has seen afterward; by default, the last processed one.
@@ -351,7 +343,7 @@ class Accounts:
         self._decided[account_id] = own
         return msgspec.structs.replace(posting, account=own)
 
-    def preview(self, account: Account, decide: Callable[[Account], Posting | None]) -> Posting | None:
+    def preview(self, account: Account, decide: Decide) -> Posting | None:
         """Return the decision on an account that may not be open yet; it sees the depth that others took."""
         return decide(msgspec.structs.replace(account, taken=self._taken) if self.shares_depth else account)
 
@@ -427,24 +419,18 @@ class Accounts:
             facts = *dated_origin(clock), clock.now() - first.tick.at
             await store.update_processed_until(conn, term, first.tick, first.marks, spans, facts)
 
-    async def _change(
-        self, account_id: str, decide: Callable[[Account], Posting | None], within: Within
-    ) -> Posting | None:
+    async def _change(self, account_id: str, decide: Decide, within: Within) -> Posting | None:
         async with self._certain(account_id, within):
             return await self._post(account_id, decide)
 
-    async def _apply(
-        self, account_id: str, decide: Callable[[Account], Posting | None], tick: AppliedTick
-    ) -> Posting | None:
+    async def _apply(self, account_id: str, decide: Decide, tick: AppliedTick) -> Posting | None:
         for_its_end = self._locks[account_id] if account_id not in self._in_doubt else nullcontext()
         async with for_its_end:  # a recovery holds the lock, and waits for the end of this tick
             if account_id in self._in_doubt:
                 raise Unavailable(f"The state of the account {account_id} is currently unknown.", 1)
             return await self._post(account_id, decide, tick)
 
-    async def _post(
-        self, account_id: str, decide: Callable[[Account], Posting | None], seen: AppliedTick | None = None
-    ) -> Posting | None:
+    async def _post(self, account_id: str, decide: Decide, seen: AppliedTick | None = None) -> Posting | None:
         if self._term is None:  # the term ended while the caller waited for a book or for this account
             raise self._ended()
         if account_id not in self._accounts:  # it was removed in the meantime
