@@ -64,7 +64,6 @@ REVIEWED: Final[dict[str, tuple[str, int]]] = {
     "market/sources/recorded.py": ("dates of a recording", 7),
     "market/sources/replay.py": ("seconds of a recording", 2),
     "portfolio/analytics.py": ("runs of an entrant, by their dates", 1),
-    "portfolio/baselines.py": ("ticks of one dating: a jump first dates them anew", 2),
     "portfolio/domain/behaviour.py": ("positions of a record", 5),
     "portfolio/domain/equity_audit.py": ("hours of a record", 1),
     "portfolio/domain/histories.py": ("how long raw snapshots are kept", 1),

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -25,11 +24,11 @@ from trader.agents.domain.tools import (
 from trader.agents.domain.view import VariantLimits
 from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.ledger import unopened_account
+from trader.exchange.domain.ledger import Posting, unopened_account
 from trader.exchange.domain.orders import Order, Side
 from trader.exchange.domain.tick_rules import Moment
 from trader.exchange.protocol import rules_of
-from trader.exchange.session import Session
+from trader.exchange.session import Decide, Session
 from trader.market.domain.markets import MARKETS
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
@@ -38,7 +37,15 @@ OPENING = CreatePosition(
 )
 
 
-def environment(account: Account | None = None, *, quoted_at: datetime = NOW) -> RulesEnvironment:
+class Recorded(RulesEnvironment, frozen=True):
+    postings: list[Posting | None]
+
+    @property
+    def posting(self) -> Posting | None:
+        return next(iter(self.postings), None)
+
+
+def environment(account: Account | None = None, *, quoted_at: datetime = NOW) -> Recorded:
     account = account or unopened_account("a", Decimal(10_000), "USDT", NOW)
     quotes = make_tick(quoted_at, {"BTC": "100000"}).quotes
     marks = {"BTC": quotes["BTC"].mark}
@@ -50,13 +57,14 @@ def environment(account: Account | None = None, *, quoted_at: datetime = NOW) ->
     def orders(approved: Sequence[Approved]) -> list[Order]:
         return orders_of_call(approved, "a", UUID(int=1), 1)
 
-    session = partial(
-        Session,
-        rules=rules_of(make_settings(), {"BTC": MARKETS["BTC"]}),
-        rate_of_hour=rate,
-        moment=lambda: Moment(NOW, quotes, marks),
-    )
-    return RulesEnvironment(context, VariantLimits(leverage_max=5), account, session, orders)
+    async def change(_account_id: str, decide: Decide) -> Posting | None:
+        postings.append(decide(account))
+        return postings[-1]
+
+    postings: list[Posting | None] = []
+    rules = rules_of(make_settings(), {"BTC": MARKETS["BTC"]})
+    session = Session(rules=rules, rate_of_hour=rate, moment=lambda: Moment(NOW, quotes, marks), change=change)
+    return Recorded(context, VariantLimits(leverage_max=5), account, session, orders, postings)
 
 
 def rate(_symbol: str, _hour: datetime) -> Decimal:

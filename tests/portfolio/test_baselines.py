@@ -11,6 +11,7 @@ from support.scripted import make_settings
 from support.venue import make_exchange
 
 from trader.core.clock import epoch_second
+from trader.core.errors import MarketUnavailable
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
@@ -130,12 +131,17 @@ async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) ->
 
 
 @pytest.mark.slow
-async def test_the_service_catches_up_on_missed_updates(bench: Bench) -> None:
+async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.minutes(2)
+    seen_until = (await bench.states())[BUY_AND_HOLD.id].seen_until
     await bench.clock.advance(timedelta(hours=3))
     bench.baselines = again = bench.make()
-    await again.lead()
-    await bench.minutes(1)
+    with monkeypatch.context() as source:
+        source.setattr(bench.source, "history", away)
+        await again.lead()
+        await bench.minutes(1)
+        assert (await bench.states())[BUY_AND_HOLD.id].seen_until == seen_until, "as accounts wait for the source"
+    await bench.minutes(2)
     state = (await bench.states())[BUY_AND_HOLD.id].state
     assert state.account.positions["BTC"].funding < 0, "three hours of funding were paid"
 
@@ -155,6 +161,12 @@ async def test_a_boundary_in_a_gap_is_paid_at_the_last_mark_before_it(bench: Ben
     await bench.baselines.record(bench.clock.now())
     position = (await bench.states())[BUY_AND_HOLD.id].state.account.positions["BTC"]
     assert position.funding == -position.quantity * last * PLAIN_FUNDING_RATE
+
+
+async def away(after: datetime, until: datetime) -> AsyncIterator[Tick]:
+    """The history of a source that is away."""
+    raise MarketUnavailable("away")
+    yield
 
 
 async def nothing(after: datetime, until: datetime) -> AsyncIterator[Tick]:

@@ -12,6 +12,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, GuardRefusal, RiskContext, judge
 from trader.agents.domain.messages import (
@@ -41,9 +43,8 @@ from trader.agents.domain.tools import (
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
 from trader.exchange.domain.account import Account, RestingOrder
-from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
-from trader.exchange.session import Decide, Session
+from trader.exchange.session import Session
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Book, Candle, Interval, Market, canonical_symbol
 
@@ -126,47 +127,36 @@ class InvocationEnvironment(Environment, Protocol):
         ...
 
 
-class RulesEnvironment:
-    """One account, to which decisions apply at once, without waiting, unless a port of its session waits.
+class RulesEnvironment(msgspec.Struct, frozen=True):
+    """One account, to which a decision applies at once, without waiting, unless a port of its session waits.
 
-    `session` makes the session from the port that changes the account, and `orders` the orders of an approved decision.
-    `posting` has the changes of the last executed decision, refused orders included; None: nothing changed.
+    `orders` makes the orders of an approved decision.
     """
 
-    def __init__(
-        self,
-        context: RiskContext,
-        limits: VariantLimits,
-        account: Account,
-        session: Callable[..., Session],
-        orders: Callable[[Sequence[Approved]], list[Order]],
-    ) -> None:
-        self._context = context
-        self.limits = limits
-        self.account = account
-        self._session = session(change=self._change)
-        self.markets: Mapping[str, Market] = self._session.rules.markets
-        self._orders = orders
-        self.posting: Posting | None = None
+    context: RiskContext
+    limits: VariantLimits
+    account: Account
+    session: Session
+    orders: Callable[[Sequence[Approved]], list[Order]]
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self.session.rules.markets
 
     async def risk_context(self) -> RiskContext:
-        return self._context
+        return self.context
 
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        return await self._session.set_plan(self.account.id, symbol, plan)
+        return await self.session.set_plan(self.account.id, symbol, plan)
 
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.account, symbol, order_id)
         if resting is not None:
-            await self._session.cancel(self.account.id, resting.id)
+            await self.session.cancel(self.account.id, resting.id)
         return refusal
 
     async def place_orders(self, approved: Sequence[Approved]) -> Sequence[OrderAnswer]:
-        return await self._session.place(self._orders(approved))
-
-    async def _change(self, _account_id: str, decide: Decide) -> Posting | None:
-        self.posting = decide(self.account)
-        return self.posting
+        return await self.session.place(self.orders(approved))
 
 
 async def execute(decision: Decision, environment: InvocationEnvironment) -> Outcome:

@@ -30,7 +30,7 @@ from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import refusal_to_open
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.tick_rules import Moment, apply_tick
-from trader.exchange.session import Session
+from trader.exchange.session import Decide, Session
 from trader.exchange.sql.accounts import select_answer
 from trader.exchange.sql.audit import select_is_live
 from trader.exchange.sql.halts import select_halts
@@ -137,17 +137,22 @@ def _reproduce(
     account_id, number = inputs.context.account.id, inputs.number
     orders = partial(orders_of_call, account_id=account_id, invocation_id=invocation.id, number=number)
     for account, moment in reversed(list(_moments(inputs, rates))[-MOMENTS_MAX:]):
-        session = partial(_session_at, moment, inputs, rates)
+        postings: list[Posting | None] = []
+        session = _session_at(account, moment, inputs, rates, postings)
         environment = RulesEnvironment(inputs.context, inputs.limits, account, session, orders)
         try:
             outcome = run_at_once(execute_change(decision, environment))
         except MarketUnavailable:
             continue
-        yield outcome, environment.posting
+        yield outcome, next(iter(postings), None)
 
 
 def _session_at(
-    moment: Moment, inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal], **change: Any
+    account: Account,
+    moment: Moment,
+    inputs: CallInputs,
+    rates: dict[tuple[str, datetime], Decimal],
+    postings: list[Posting | None],
 ) -> Session:
     """Return a session at a recorded moment. Its `wait` raises `MarketUnavailable` if a book is not after the latency.
 
@@ -160,13 +165,17 @@ def _session_at(
             if quote is None or (latency and quote.at < inputs.context.now + latency):
                 raise MarketUnavailable("no book came after the latency")
 
+    async def change(_account_id: str, decide: Decide) -> Posting | None:
+        postings.append(decide(account))
+        return postings[-1]
+
     return Session(
         rules=inputs.rules,
         rate_of_hour=lambda *key: rates[key],
         moment=lambda: moment,
         wait=wait,
         refusal_of_price=lambda _symbol, _moment: None,
-        **change,
+        change=change,
     )
 
 

@@ -46,13 +46,11 @@ class DecisionSource(ABC):
     """Base class of the sources of an account's decisions.
 
     `runs_ahead`: its sessions take market time, so the engine runs them once all accounts have reached that time, and
-    advances only this account. `is_asking`: they also wait in real time, while other sessions continue. `replaces`: a
-    decision replaces an earlier one that still waits for its book; otherwise the new decision is missed.
+    advances only this account. `is_asking`: they also wait in real time, while other sessions continue.
     """
 
     runs_ahead = False
     is_asking = False
-    replaces = False
 
     records_inputs = False
     """Whether its invocations are recorded with the inputs of their calls, so that they can be reproduced."""
@@ -88,7 +86,7 @@ class Idle(DecisionSource):
 
 
 class Waiting:
-    """A wait until every market of `missing` has had a tick at or after `due`; without one, for the first tick.
+    """A wait until every market of `missing` has had a tick at or after `due`.
 
     After the wait, `ended_at` is the time of its end; if no book came, `refusal` says why.
     """

@@ -1,7 +1,7 @@
 """Baselines of a backtest: the reference accounts that a service also keeps, on the same ticks as the models.
 
-As in a service, they open once every market has a price, and all decisions of a cycle execute at once, on the first
-book at or after the latency. Their changes are not in the ledger; their values are in the snapshots.
+As in a service, they open once every market has a price, and all orders of a cycle meet the first books at or after
+the latency. Their changes are not in the ledger; their values are in the snapshots.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.market.domain.markets import untimely
-from trader.portfolio.baselines import execute_of_rule_agent
+from trader.portfolio.baselines import execute_together
 from trader.portfolio.domain.baselines import (
     BUY_AND_HOLD,
     Baseline,
@@ -30,8 +30,6 @@ from trader.settings.settings import Settings
 
 class BaselineSource(DecisionSource):
     """Decision source of a baseline from a given second on: a rule agent or, once, the purchases of buy and hold."""
-
-    replaces = True
 
     def __init__(self, baseline: Baseline, second: int) -> None:
         self._baseline = baseline
@@ -50,12 +48,8 @@ class BaselineSource(DecisionSource):
         if self._agent is None or not self._agent.may_act(session.peek):
             return
         decisions = [each for each in self._agent.decide(session.look()) or () if isinstance(each, Change)]
-        if not decisions:
-            return
-        await session.wait_for_books([])
-        parts = session.context, session.limits, session.moment(), session.rules, session.funding_rate
-        for posting in execute_of_rule_agent(decisions, *parts):
-            session.post(posting)
+        session.decided_at = session.now()
+        await execute_together(decisions, session.context, session.limits, session.trading())
 
 
 class BaselineAccount(BacktestAccount):

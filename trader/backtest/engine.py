@@ -87,11 +87,8 @@ class Engine(Advance):
             self._due.append(session)
             return
         if followed.running is not None:
-            if not source.replaces:
-                followed.missed += 1
-                return
-            followed.running.close()
-            followed.waiting = None
+            followed.missed += 1
+            return
         followed.running = source.run(session)
         self._resume(followed)
 

@@ -55,6 +55,9 @@ class AccountSession:
         self.looked_at: datetime | None = None
         """The time of the last invocation that an AI model or an external agent answered."""
 
+        self.decided_at: datetime | None = None
+        """When all orders of the session were decided, if at once; None: each is decided when it is placed."""
+
     async def execute(self, number: int, decision: Decision) -> None:
         """Execute a decision made by code, if it may change the books, and report its outcome."""
         if isinstance(decision, HaltTrading):
@@ -87,17 +90,6 @@ class AccountSession:
 
     async def wait_for_price(self) -> None:
         """Return immediately: every period of a backtest begins with a price."""
-
-    async def wait_for_books(self, symbols: Sequence[str]) -> str | None:
-        """Wait for a tick of each market (none: of any) after the latency. Return None, or why no tick comes."""
-        followed, engine = self.followed, self._engine
-        waiting = followed.waiting = Waiting(symbols, self._now + engine.latency)
-        if followed.running is None:
-            engine.advance_to_book(followed)
-        else:
-            await _resumed()
-        self._now = max(self._now, waiting.ended_at)
-        return waiting.refusal
 
     # --- the agent's view ---------------------------------------------------------------------------------------------
 
@@ -206,7 +198,7 @@ class AccountSession:
         return self.followed.account
 
     async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        refusal = await self._trading().set_plan(self.followed.account.id, symbol, plan)
+        refusal = await self.trading().set_plan(self.followed.account.id, symbol, plan)
         if refusal is None:
             self._note_answer(symbol)
         return refusal
@@ -224,7 +216,7 @@ class AccountSession:
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.followed.account, symbol, order_id)
         if resting is not None:
-            await self._trading().cancel(self.followed.account.id, resting.id)
+            await self.trading().cancel(self.followed.account.id, resting.id)
             self._note_answer(symbol)
         return refusal
 
@@ -245,9 +237,10 @@ class AccountSession:
                 answers[chosen] = made[0]
             return made
 
-        return await self._trading(once).place(self.record.orders(approved))
+        return await self.trading(once).place(self.record.orders(approved))
 
-    def _trading(self, once: Once = place_directly) -> Session:
+    def trading(self, once: Once = place_directly) -> Session:
+        """Return the session through which the account trades."""
         return Session(
             rules=self.rules,
             rate_of_hour=self.funding_rate,
@@ -270,16 +263,24 @@ class AccountSession:
         return self._now if untimely(seen, self._now) is None else seen
 
     async def _next_books(self, symbols: Sequence[str]) -> str | None:
-        """Wait for the books after the latency, if any. Return None, or why none can come."""
-        engine, now = self._engine, self._now
-        if not engine.latency:
+        """Wait for the books after the latency, if any. Return None, or why none comes."""
+        engine, now, due = self._engine, self._now, (self.decided_at or self._now) + self._engine.latency
+        quoted_at = engine.market.quoted_at(min(epoch_second(now), engine.last))
+        missing = [symbol for symbol in symbols if symbol not in quoted_at or quoted_at[symbol] < due]
+        if not engine.latency or not missing:
             return None
         last = engine.market.last_tick(min(epoch_second(now), engine.last))
-        if now + engine.latency > moment_of(engine.last) or last == engine.last:
+        if due > moment_of(engine.last) or last == engine.last:
             return engine.ended
         if last is not None and (why := untimely(moment_of(last), now)) is not None:
             return f"The last price is of {iso(moment_of(last))}, {why}"
-        return await self.wait_for_books(symbols)
+        waiting = self.followed.waiting = Waiting(missing, due)
+        if self.followed.running is None:
+            engine.advance_to_book(self.followed)
+        else:
+            await _resumed()
+        self._now = max(now, waiting.ended_at)
+        return waiting.refusal
 
 
 @types.coroutine

@@ -178,7 +178,7 @@ class Leadership:
         """Stop trading: first the schedulers, then the models, then the exchange."""
         self._trading.limits.stop()
         self._trading.bounds.stop()
-        self._trading.baselines.resign()
+        await self._trading.baselines.resign()
         await self._schedulers.close()
         await self._context.agents.close()
         await self._trading.operations.close()

@@ -87,6 +87,9 @@ class Accounts:
     took.
     """
 
+    is_listed = True
+    """Whether the accounts have rows, and the missed ticks that they read are those of the feed and its recording."""
+
     def __init__(self, database: Database, writer: LedgerWriter, events: EventBus) -> None:
         self._database = database
         self._writer = writer

@@ -6,14 +6,14 @@ The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from uuid import uuid4
 
 import msgspec
 
 from trader.core.clock import Clock, iso
-from trader.core.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
+from trader.core.errors import InvalidInput, Issue, Unavailable
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain import rules as rules_of_exchange
@@ -75,7 +75,7 @@ class PaperExchange(Exchange):
         :raises StartError: the database belongs to another market or trading mode, its ledger does not balance, or an
             account holds a market that MARKETS leaves out
         """
-        await self._ticks.lead(self._identity, self._settings.markets)
+        await self._ticks.lead(partial(self._accounts.lead, self._identity, self._settings.markets))
 
     def suspend(self) -> None:
         """Stop trading at once."""
@@ -197,17 +197,7 @@ class PaperExchange(Exchange):
         return self.refusal_of_price(symbol, self._clock.now())
 
     async def _wait_for_books(self, symbols: Sequence[str]) -> str | None:
-        """Wait until each market has a book at or after now + latency. Return why one has none to trade on, or None.
-
-        Without latency, an order meets the current book.
-        """
-        due = self._clock.now() + timedelta(milliseconds=self._settings.latency_ms)
-        try:
-            for symbol in symbols if self._settings.latency_ms else ():
-                await self._market.quote_after(symbol, due)
-        except MarketUnavailable as error:
-            return str(error)
-        return None
+        return await self._market.books_after(self._clock.now(), self._settings.latency_ms, symbols)
 
     def _refuse_unless_trading(self) -> None:
         if self.term is None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -14,12 +14,11 @@ from typing import Final
 from trader.core import tasks
 from trader.core.clock import Clock, JumpWatch, ScaledClock, dated_origin, interval_elapsed, iso
 from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
-from trader.exchange.accounts import Accounts, LastSeen
+from trader.exchange.accounts import Accounts, CatchUp, LastSeen
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
-from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import STALE_AFTER, Quote, Tick
 from trader.market.feed import MarketFeed
 
@@ -85,12 +84,8 @@ class TickProcessor:
         self._ask_again_at: datetime | None = None
         self._give_up_at: datetime | None = None
 
-    async def lead(self, identity: DatabaseIdentity, symbols: Collection[str]) -> None:
-        """Start a term: rebuild the accounts, and catch up on the ticks missed while no process led.
-
-        :raises StartError: the database belongs to another market or trading mode, its books do not balance, or an
-            account holds a market that is not among the followed `symbols`
-        """
+    async def lead(self, begin: Callable[[datetime, CatchUp, tuple[str, datetime]], Awaitable[None]]) -> None:
+        """Start a term: `begin` rebuilds the accounts, which catch up on the ticks missed while no process led."""
         now, self._seen_until, self._checkpoint_due = self._clock.now(), None, None
         self._jumps.jump()
         self._is_jump_unsaved = False
@@ -98,14 +93,15 @@ class TickProcessor:
         self._dropped = 0  # ticks that no checkpoint has are numbered anew
         self._behind.clear()
         self._read_to.clear()
-        await self._accounts.lead(identity, symbols, now, self._caught_up, dated_origin(self._clock))
+        await begin(now, self._caught_up, dated_origin(self._clock))
         self._market.restore_marks(self._accounts.marks)
         self._ask_again_at = self._give_up_at = None
         if self._accounts.ahead is not None:
             await self._catch_up_ahead(self._accounts.ahead, now)
         await self._catch_up_until(now)
         await self.checkpoint()
-        await self._market.prime()
+        if self._accounts.is_listed:
+            await self._market.prime()
         await self._catch_up_until(self._seen_until)
         # Nothing awaits from here on: the next tick is applied as it happens.
         self._note_processed()
@@ -224,7 +220,7 @@ class TickProcessor:
         self._is_caught_up, self._ask_again_at = False, None
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
-        self._is_jump_unsaved = self.is_live
+        self._is_jump_unsaved = self.is_live and self._accounts.is_listed
 
     async def _apply(self, tick: Tick) -> None:
         self._is_applying, self._is_caught_up = True, False
@@ -243,11 +239,14 @@ class TickProcessor:
             self._next_turn()
 
     def _was_processed(self, tick: Tick) -> bool:
-        """Return whether the feed is behind the accounts, as in a replay after a failover: no second happens twice."""
+        """Return whether the feed is behind the accounts, as in a replay after a failover: no second happens twice.
+
+        A start has read a late tick from the source's history, but a much earlier one is new: the clock was set back.
+        """
         until = self._accounts.processed_until
-        if self._is_paced:
-            return until is not None and tick.at <= until
-        return self._is_caught_up and was_caught_up_on(tick, until)
+        if until is None or tick.at > until:
+            return False
+        return self._is_paced or (self._is_caught_up and until - tick.at <= STALE_AFTER)
 
     async def _close_gap(self, tick: Tick) -> bool:
         """Catch up on everything missed before a tick. Return False while the source may still deliver it later."""
@@ -341,7 +340,8 @@ class TickProcessor:
         begin = self._accounts.processed
         assert begin is not None, "`since` is its time"
         before = sum(account.sequence for account in self._accounts.by_id.values())
-        async for moments in missed_moments(self._market, since, until, self._accounts.marks, applied=True):
+        applied = self._accounts.is_listed
+        async for moments in missed_moments(self._market, since, until, self._accounts.marks, applied=applied):
             if not self._accounts.in_doubt and all(account.is_idle for account in self._accounts.by_id.values()):
                 break
             await self._catch_up_on(moments, begin)
@@ -359,7 +359,8 @@ class TickProcessor:
         ]
         await asyncio.sleep(0)
         for moment in moments:
-            self._market.restore_marks(moment.marks)
+            if self._accounts.is_listed:
+                self._market.restore_marks(moment.marks)
             applied = self._accounts.next_tick(moment.at)
             await self._apply_to_all(moment, applied, affected, since=since)
             self._accounts.note_processed(applied)
@@ -437,14 +438,6 @@ class TickProcessor:
             posting = self._accounts.decide(account_id, partial(self._decide, moment=moment), seen)
             if posting is not None:
                 await self._accounts.commit(posting)
-
-
-def was_caught_up_on(tick: Tick, until: datetime | None) -> bool:
-    """Return whether a start has already read this late tick from the source's history, which it read up to `until`.
-
-    A much earlier one is new: the clock was set back.
-    """
-    return until is not None and timedelta(0) <= until - tick.at <= STALE_AFTER
 
 
 async def missed_moments(

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -219,6 +219,18 @@ class MarketFeed:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def books_after(self, moment: datetime, latency_ms: int, symbols: Sequence[str]) -> str | None:
+        """Wait until each market has a book at or after `moment` + latency. Return why one has none, or None.
+
+        Without latency, an order meets the current book.
+        """
+        try:
+            for symbol in symbols if latency_ms else ():
+                await self.quote_after(symbol, moment + timedelta(milliseconds=latency_ms))
+        except MarketUnavailable as error:
+            return str(error)
+        return None
 
     def _too_late(self, symbol: str) -> MarketUnavailable:
         trouble = self.trouble(symbol)

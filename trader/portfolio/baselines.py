@@ -1,17 +1,16 @@
-"""Baselines of a service: advances their accounts with the market, as the exchange does with the models' accounts.
+"""Baselines of a service: accounts of the paper exchange that are in no list.
 
-Their orders never leave the process: they meet the books of the market feed by the pure rules of the paper exchange,
-even in live trading. Baselines are neither accounts of the service nor models, so nothing that trades, counts or lists
-those includes them; their values are portfolio snapshots under ids that no account can have. The accounts of a
-backtest follow the market in the same way.
+They follow the market and trade as the models' accounts do on paper, even in live trading, but their orders never leave
+the process. They are neither accounts of the service nor models, so nothing that trades, counts or lists those includes
+them; their values are portfolio snapshots under ids that no account can have.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any
 
 import msgspec
 
@@ -19,24 +18,26 @@ from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.observation import RunHistory
 from trader.agents.domain.tools import Change
 from trader.agents.domain.view import VariantLimits
-from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
+from trader.agents.execute import RulesEnvironment, execute_change
 from trader.agents.observer import Observer
 from trader.agents.sql.agent_view import select_lowest_equity
-from trader.agents.variants import VARIANTS
-from trader.core.clock import EPOCH, Clock, JumpWatch, interval_elapsed, iso
-from trader.core.errors import MarketUnavailable
+from trader.agents.variants import VARIANTS, Variant
+from trader.core import tasks
+from trader.core.clock import EPOCH, Clock
+from trader.core.events import EventBus
 from trader.core.variant_id import VariantId
 from trader.database.leadership import hold_term
 from trader.database.pool import Connection, Database
-from trader.exchange.domain.account import Account, Marks, has_marks
-from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour, unopened_account
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account, AppliedTick, Marks
+from trader.exchange.domain.ledger import Posting, unopened_account
 from trader.exchange.domain.orders import Order
 from trader.exchange.domain.tick_order import DateSpan
-from trader.exchange.domain.tick_rules import Moment, apply_tick
+from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.protocol import Exchange, rules_of
-from trader.exchange.session import Session
-from trader.exchange.tick_processor import missed_moments, was_caught_up_on
-from trader.market.domain.markets import STALE_AFTER, Tick
+from trader.exchange.session import Decide, Session
+from trader.exchange.tick_processor import TickProcessor
+from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed
 from trader.portfolio.domain.baselines import (
     BUY_AND_HOLD,
@@ -54,8 +55,6 @@ from trader.portfolio.sql.snapshots import LastSnapshot, insert_snapshots, selec
 from trader.settings.settings import Settings
 
 log = logging.getLogger("trader.baselines")
-
-_INSTANT: Final = timedelta(milliseconds=1)
 
 
 class FollowedAccount:
@@ -108,46 +107,53 @@ class FollowedAccount:
         )
 
 
-def execute_of_rule_agent(
-    decisions: Sequence[Change],
-    context: Callable[[], RiskContext],
-    limits: VariantLimits,
-    moment: Moment,
-    rules: ExchangeRules,
-    rate_of_hour: RateOfHour,
-) -> Iterator[Posting]:
-    """Execute the decisions of a baseline's rule agent at one moment, and yield each change of its account.
+async def execute_together(
+    decisions: Sequence[Change], context: Callable[[], RiskContext], limits: VariantLimits, session: Session
+) -> None:
+    """Execute the decisions of a baseline's rule agent through a session of its account.
 
     `context` returns its current risk context, with the changes so far.
     """
-    session = partial(Session, rules=rules, rate_of_hour=rate_of_hour, moment=lambda: moment)
     for decision in decisions:
         current = context()
 
         def orders(approved: Sequence[Approved], account_id: str = current.account.id) -> list[Order]:
             return [Order(account_id=account_id, **msgspec.structs.asdict(each)) for each in approved]
 
-        environment = RulesEnvironment(current, limits, current.account, session, orders)
-        run_at_once(execute_change(decision, environment))
-        if environment.posting is not None:
-            yield environment.posting
+        await execute_change(decision, RulesEnvironment(current, limits, current.account, session, orders))
 
 
 class _Follower(FollowedAccount):
-    """The account of a baseline. `is_saved`: its row holds the current state."""
+    """The account of a baseline. `saved` is its state in its row, and `trading` executes its agent's last decisions."""
 
-    def __init__(self, baseline: Baseline, state: BaselineState) -> None:
+    def __init__(self, baseline: Baseline, state: BaselineState, saved: BaselineState | None = None) -> None:
         super().__init__(state)
         self.baseline = baseline
-        self.waiting: tuple[Sequence[Change], datetime] | None = None
-        """Decisions of its rule agent, and the time at or after which the first tick executes them."""
+        self.saved = saved
+        self.trading: asyncio.Task[None] | None = None
 
-        self.is_saved = False
 
-    def apply(self, posting: Posting | None) -> None:
-        if posting is not None:
-            super().apply(posting)
-            self.is_saved = False
+class _UnlistedAccounts(Accounts):
+    """Accounts without a ledger, so that a change is certain as soon as it is in memory."""
+
+    is_listed = False
+
+    def __init__(self, database: Database, followers: Mapping[str, _Follower]) -> None:
+        super().__init__(database, LedgerWriter(database), EventBus())
+        self._followers = followers
+
+    @property
+    def by_id(self) -> Mapping[str, Account]:
+        return {baseline_id: follower.account for baseline_id, follower in self._followers.items()}
+
+    async def apply(self, account_id: str, decide: Decide, tick: AppliedTick | None = None) -> Posting | None:
+        follower = self._followers[account_id]
+        if (posting := decide(follower.account)) is not None:
+            follower.apply(posting)
+        return posting
+
+    def mark_missed(self, account_id: str) -> None:
+        """Let the account go on with the next tick."""
 
 
 class Baselines:
@@ -164,92 +170,44 @@ class Baselines:
         self._observer = Observer(database, exchange, market, settings)
         self._rules = rules_of(settings, market.markets)
         self._followers: dict[str, _Follower] = {}
-        self._seen_until: datetime | None = None
-        self._seen_marks: Marks = {}
-        self._is_leading = self._is_caught_up = False
-        self._jumps = JumpWatch(clock.now, clock.steady_s)
+        self._accounts = _UnlistedAccounts(database, self._followers)
+        self._ticks = TickProcessor(self._accounts, market, clock, self._rules)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def lead(self, ahead: DateSpan | None = None) -> None:
         """Read the baselines and catch up on missed ticks, those `ahead` of a clock that is behind included."""
-        now = self._clock.now()
-        self._jumps.jump()
-        self._followers, self._seen_until, self._seen_marks = {}, None, dict(self._market.marks)
+        await self._ticks.lead(partial(self._read, ahead))
+
+    async def _read(self, ahead: DateSpan | None, now: datetime, *_: Any) -> None:
+        self._followers.clear()
+        accounts = self._accounts
+        accounts.processed, accounts.marks, accounts.ahead = None, dict(self._market.marks), None
         async with self._database.reading() as conn:
             for baseline, state, seen_until in await store.select_baseline_states(conn):
                 if not state.account.positions.keys() <= self._rules.markets.keys():
                     log.warning("%s starts over: it holds a market that is no longer followed", baseline.id)
                     continue
-                follower = self._followers[baseline.id] = _Follower(baseline, state)
+                follower = self._followers[baseline.id] = _Follower(baseline, state, saved=state)
                 await follower.read_equity(conn, now)
-                follower.is_saved = True
-                self._seen_until = seen_until  # the same in every row
-        if ahead is not None and self._seen_until is not None:
-            await self._catch_up(self._seen_until, ahead.until)
-            self._seen_until = now
-        until = now
-        while self._seen_until is not None and self._seen_until < until:
-            await self._catch_up(self._seen_until, until)
-            self._seen_until = until
-            until = self._market.last_update_at or until  # ticks keep arriving meanwhile
-        self._is_leading = self._is_caught_up = True
+                accounts.processed = accounts.next_tick(seen_until)  # the same in every row
+                accounts.ahead = None if ahead is None else DateSpan(seen_until, ahead.until)
 
-    def resign(self) -> None:
+    async def resign(self) -> None:
         """Stop following the market; the next leader catches up on unrecorded ticks."""
-        self._is_leading = False
+        self._ticks.stop()
+        await tasks.end(*(follower.trading for follower in self._followers.values()))
 
     # --- the market ---------------------------------------------------------------------------------------------------
 
     async def on_tick(self, tick: Tick) -> None:
-        """Apply a tick to every baseline, then execute the decisions waiting for it."""
-        if (jump := self._jumps.jump(tick.at)) is not None and self._seen_until is not None:
-            self._seen_until, self._is_caught_up = self._seen_until + jump, False
-        if not self._is_leading or (self._is_caught_up and was_caught_up_on(tick, self._seen_until)):
-            return
-        self._is_caught_up = False
+        """Apply a tick to every baseline by the source's current market rules."""
         self._rules.markets.update(self._market.markets)
-        if self._seen_until is not None and tick.at - self._seen_until > STALE_AFTER:
-            await self._catch_up(self._seen_until, tick.at - _INSTANT)
-        marks = self._market.marks
-        moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
-        self._apply(moment)
-        latency = timedelta(milliseconds=self._settings.latency_ms)
-        for follower in self._followers.values():
-            if follower.waiting is None or not has_marks(follower.account, marks):
-                continue
-            if not interval_elapsed(follower.waiting[1], latency, tick.at):
-                continue
-            (decisions, _), follower.waiting = follower.waiting, None
-            assert follower.baseline.variant is not None, "only a rule agent decides"
-            limits, context = VARIANTS[follower.baseline.variant].limits, partial(self._context, follower, tick.at)
-            parts = context, limits, moment, self._rules, self._market.funding_rate
-            for posting in execute_of_rule_agent(decisions, *parts):
-                follower.apply(posting)
-        self._seen_until = tick.at
+        await self._ticks.on_tick(tick)
 
-    def _apply(self, moment: Moment) -> None:
-        """Apply a tick to every baseline."""
-        for follower in self._followers.values():
-            if has_marks(follower.account, moment.marks):
-                follower.apply(apply_tick(follower.account, moment, self._rules, self._market.funding_rate))
-        self._seen_marks = dict(moment.marks)
-
-    def _context(self, follower: _Follower, now: datetime) -> RiskContext:
-        lowest = follower.equity.lowest_on(now.date())
-        return self._observer.context_of(follower.account, follower.history(now), lowest, now)
-
-    async def _catch_up(self, since: datetime, until: datetime) -> None:
-        """Apply the ticks of (since, until] to the baselines; if unavailable, they continue from the next tick."""
-        try:
-            async for moments in missed_moments(self._market, since, until, self._seen_marks):
-                if all(follower.account.is_idle for follower in self._followers.values()):
-                    break
-                for moment in moments:
-                    self._apply(moment)
-                await asyncio.sleep(0)
-        except MarketUnavailable as error:
-            log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
+    async def _change(self, account_id: str, decide: Decide) -> Posting | None:
+        async with self._ticks.between_ticks():
+            return await self._accounts.apply(account_id, decide)
 
     # --- the schedulers' jobs -----------------------------------------------------------------------------------------
 
@@ -258,31 +216,43 @@ class Baselines:
 
         Their orders meet the first book at or after the latency, like the models' orders.
         """
-        if not self._is_leading:
+        if not self._ticks.is_live:
             return
-        self._open_missing(now, variants)
-        due = now + timedelta(milliseconds=self._settings.latency_ms)
-        for follower in list(self._followers.values()):
-            variant_id = follower.baseline.variant
-            if variant_id is None or variant_id not in variants:
-                continue
-            variant = VARIANTS[variant_id]
-            try:
-                context = self._context(follower, now)
-            except MarketUnavailable as error:
-                log.warning("%s does not decide: %s", follower.baseline.id, error)
-                continue
-            view = await self._observer.view_of(context, follower.history(now), variant.agent().shown)
-            decisions = [each for each in variant.agent().decide(view) if isinstance(each, Change)]
-            follower.waiting = (decisions, due) if decisions else None
+        async with self._ticks.between_ticks():
+            self._open_missing(now, variants)
+        for follower in self._followers.values():
+            variant_id, last = follower.baseline.variant, follower.trading
+            if variant_id is not None and variant_id in variants and (last is None or last.done()):
+                trading = self._trade(follower, VARIANTS[variant_id], now)
+                follower.trading = tasks.start(trading, f"decisions of {follower.baseline.id}")
+        await asyncio.sleep(0)  # let the decisions begin, so that the clock waits for them
+
+    async def _trade(self, follower: _Follower, variant: Variant, now: datetime) -> None:
+        session = Session(
+            rules=self._rules,
+            rate_of_hour=self._market.funding_rate,
+            moment=self._ticks.moment,
+            seen_until=self._ticks.seen_until,
+            change=self._change,
+            wait=partial(self._market.books_after, now, self._settings.latency_ms),
+        )
+        agent, context = variant.agent(), partial(self._context, follower)
+        async with self._clock.busy():
+            view = await self._observer.view_of(context(), follower.history(now), agent.shown)
+            decisions = [each for each in agent.decide(view) if isinstance(each, Change)]
+            await execute_together(decisions, context, variant.limits, session)
+
+    def _context(self, follower: _Follower) -> RiskContext:
+        now = self._clock.now()
+        lowest = follower.equity.lowest_on(now.date())
+        return self._observer.context_of(follower.account, follower.history(now), lowest, now)
 
     def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
         """Open each baseline at the first moment at which every listed market has a price."""
-        quotes = self._market.quotes()
+        moment = self._ticks.moment()
         listed = [symbol for symbol, market in self._rules.markets.items() if market.is_listed(now)]
-        if not listed or any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in listed):
+        if not listed or any(symbol not in moment.quotes or moment.quotes[symbol].is_stale(now) for symbol in listed):
             return
-        moment = Moment(now, quotes, self._market.marks)
         for baseline in baselines_beside(variants):
             if baseline.id in self._followers:
                 continue
@@ -294,27 +264,26 @@ class Baselines:
                     follower.apply(posting)
 
     async def record(self, now: datetime) -> None:
-        """Record the values of the baselines, at every call or, for one without positions, once an hour."""
+        """Record the values of the baselines, at every call or, for one without positions, once an hour.
+
+        Nothing is recorded in a gap of the feed, of which some may have seen more than others.
+        """
         term = self._exchange.term
-        if not self._is_leading or not self._followers or term is None:
+        if not self._ticks.is_live or not self._followers or term is None or self._ticks.gap_since is not None:
             return
-        marks, due, changed, seen_until = self._market.marks, [], [], self._seen_until
-        for follower in self._followers.values():
-            if not follower.is_saved:
-                changed.append(store.SavedBaseline(follower.baseline, follower.state.saved(), seen_until or now))
-            snapshot = follower.due_snapshot(marks, now)
-            if snapshot is not None:
-                due.append((follower, snapshot))
-        saved = {each.baseline.id: self._followers[each.baseline.id].state for each in changed}
+        async with self._ticks.between_ticks():
+            marks, followers = self._market.marks, self._followers.values()
+            seen_until = self._accounts.processed_until or now  # as of the states: ticks arrive during the write
+            changed = [(each, each.state) for each in followers if each.state is not each.saved]
+            due = [(each, snapshot) for each in followers if (snapshot := each.due_snapshot(marks, now)) is not None]
+        states = [store.SavedBaseline(each.baseline, state.saved(), seen_until) for each, state in changed]
         async with self._database.transaction() as conn:
             if not await hold_term(conn, term):
                 return
             await insert_snapshots(conn, [snapshot for _, snapshot in due])
-            await store.upsert_baselines(conn, changed)
-            if seen_until is not None:  # as of the states: ticks keep arriving during the write
-                await store.update_baselines_seen(conn, seen_until)
-        for baseline_id, state in saved.items():
-            follower = self._followers[baseline_id]
-            follower.is_saved = follower.state is state  # it may have changed during the write
+            await store.upsert_baselines(conn, states)
+            await store.update_baselines_seen(conn, seen_until)
+        for follower, state in changed:
+            follower.saved = state
         for follower, snapshot in due:
             follower.note(snapshot)
