@@ -48,8 +48,8 @@ class BaselineSource(DecisionSource):
         if self._agent is None or not self._agent.may_act(session.peek):
             return
         decisions = [each for each in self._agent.decide(session.look()) or () if isinstance(each, Change)]
-        session.decided_at = session.now()
-        await execute_together(decisions, session.context, session.limits, session.trading())
+        trading = session.trading(decided_at=session.now())
+        await execute_together(decisions, session.context, session.limits, trading)
 
 
 class BaselineAccount(BacktestAccount):

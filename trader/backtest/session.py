@@ -55,9 +55,6 @@ class AccountSession:
         self.looked_at: datetime | None = None
         """The time of the last invocation that an AI model or an external agent answered."""
 
-        self.decided_at: datetime | None = None
-        """When all orders of the session were decided, if at once; None: each is decided when it is placed."""
-
     async def execute(self, number: int, decision: Decision) -> None:
         """Execute a decision made by code, if it may change the books, and report its outcome."""
         if isinstance(decision, HaltTrading):
@@ -239,15 +236,15 @@ class AccountSession:
 
         return await self.trading(once).place(self.record.orders(approved))
 
-    def trading(self, once: Once = place_directly) -> Session:
-        """Return the session through which the account trades."""
+    def trading(self, once: Once = place_directly, decided_at: datetime | None = None) -> Session:
+        """Return a session through which the account trades. Without `decided_at`, an order is decided when placed."""
         return Session(
             rules=self.rules,
             rate_of_hour=self.funding_rate,
             moment=self.moment,
             seen_until=self._seen_until,
             change=self._change,
-            wait=self._next_books,
+            wait=partial(self._next_books, decided_at),
             halted=partial(refusal_to_open, self.followed.halts),
             once=once,
         )
@@ -262,9 +259,9 @@ class AccountSession:
         seen = moment_of(self._engine.market.last_tick(epoch_second(self._now)) or 0)
         return self._now if untimely(seen, self._now) is None else seen
 
-    async def _next_books(self, symbols: Sequence[str]) -> str | None:
+    async def _next_books(self, decided_at: datetime | None, symbols: Sequence[str]) -> str | None:
         """Wait for the books after the latency, if any. Return None, or why none comes."""
-        engine, now, due = self._engine, self._now, (self.decided_at or self._now) + self._engine.latency
+        engine, now, due = self._engine, self._now, (decided_at or self._now) + self._engine.latency
         quoted_at = engine.market.quoted_at(min(epoch_second(now), engine.last))
         missing = [symbol for symbol in symbols if symbol not in quoted_at or quoted_at[symbol] < due]
         if not engine.latency or not missing:

@@ -264,10 +264,7 @@ class Baselines:
                     follower.apply(posting)
 
     async def record(self, now: datetime) -> None:
-        """Record the values of the baselines, at every call or, for one without positions, once an hour.
-
-        Nothing is recorded in a gap of the feed, of which some may have seen more than others.
-        """
+        """Record the values of the baselines, at every call or, if idle, once an hour; none amid a gap of the feed."""
         term = self._exchange.term
         if not self._ticks.is_live or not self._followers or term is None or self._ticks.gap_since is not None:
             return
