@@ -1,8 +1,10 @@
 """Baselines: reference accounts that hold nothing or follow the market, and survive a restart."""
 
+import gzip
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from support.manual_clock import ManualClock
@@ -17,6 +19,7 @@ from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, Tick
 from trader.market.feed import MarketFeed
+from trader.market.sources.recorder import Recorder
 from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING, rule_agent
@@ -31,12 +34,12 @@ ALL = set(VariantId)
 class Bench:
     """Baselines on the synthetic market, whose time the test controls."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, folder: Path) -> None:
         self.database = database
         self.settings = make_settings()
         self.source = SyntheticSource(7, ("BTC", "ETH", "SOL"))
         self.clock = ManualClock(START)
-        self.market = MarketFeed(self.source, self.clock)
+        self.market = MarketFeed(self.source, self.clock, recorder=Recorder(folder, self.source))
         self.exchange = make_exchange(database, self.market, self.clock, self.settings)
         self.baselines = self.make()
 
@@ -71,8 +74,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(database: Database) -> Bench:
-    made = Bench(database)
+async def bench(database: Database, tmp_path: Path) -> Bench:
+    made = Bench(database, tmp_path)
     async with database.connection() as conn:
         await ensure_partitions(conn, START)
     await made.exchange.lead()
@@ -144,6 +147,16 @@ async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatc
     await bench.minutes(2)
     state = (await bench.states())[BUY_AND_HOLD.id].state
     assert state.account.positions["BTC"].funding < 0, "three hours of funding were paid"
+
+
+async def test_the_missed_ticks_of_a_recording_are_those_of_the_exchange(bench: Bench, tmp_path: Path) -> None:
+    await bench.minutes(1)
+    await bench.clock.advance(MINUTE)
+    bench.market.begin_recording()
+    await bench.make().lead()
+    bench.market.end_recording()
+    (file,) = tmp_path.iterdir()
+    assert len(gzip.decompress(file.read_bytes()).splitlines()) == 1, "only that it begins"
 
 
 @pytest.mark.parametrize("restarts", [False, True])
