@@ -6,12 +6,12 @@ the reason why none is needed; for a cached procedure, that is a row of `READS` 
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from support.trees import modules
+
 TESTS: Final = Path(__file__).parent
-TRADER: Final = TESTS.parent / "trader"
 
 LIMIT: Final = re.compile(r"_?([A-Z0-9]+_)*(MAX|LEAST|MOST|CAPACITY|SLOTS|(AT_ONCE|LIMIT))(_[A-Z]+)?")
 """The names of limits. One that a test names, beside its module, is covered by that test."""
@@ -117,11 +117,6 @@ KEPT: Final[dict[str, str]] = {
 """The functions that keep what they return: what compares it, or why nothing has to."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(TRADER.rglob("*.py")):
-        yield path.relative_to(TRADER).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-
-
 def own(node: ast.expr) -> str | None:
     """Return the name of an attribute of `self`, of which an item counts as well."""
     match node:
@@ -176,7 +171,7 @@ def names(reasons: dict[str, str]) -> set[str]:
 
 
 def test_whatever_is_kept_is_compared_with_a_fresh_computation() -> None:
-    found = {f"{module}:{name}" for module, tree in modules() for name in kept_in(tree)}
+    found = {f"{module}:{name}" for module, tree in modules().items() for name in kept_in(tree)}
     assert found == names(KEPT)
     for reason in KEPT:
         if reason.startswith("compared"):
@@ -190,7 +185,9 @@ def test_every_limit_is_tested_or_needs_no_test() -> None:
         place = "trader." + module.removesuffix(".py").replace("/", ".")
         return any(place in text and re.search(rf"\b{name}\b", text) for text in texts)
 
-    found = {module for module, tree in modules() if any(not is_named(module, name) for name in limits_in(tree))}
+    found = {
+        module for module, tree in modules().items() if any(not is_named(module, name) for name in limits_in(tree))
+    }
     assert found == names(LIMITED)
 
 

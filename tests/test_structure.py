@@ -4,12 +4,13 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+from support.trees import modules
+
+TESTS: Final = Path(__file__).parent
 
 ARGUMENTS_MAX: Final = 6
 """Maximum arguments of a constructor besides `self`. Arguments passed together are one frozen struct."""
@@ -30,12 +31,6 @@ def definitions(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-@cache
-def modules() -> list[tuple[str, ast.Module]]:
-    paths = sorted((ROOT / "trader").rglob("*.py"))
-    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
-
-
 def constructors(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield each class with its own constructor, and the number of its arguments."""
     for node in ast.walk(tree):
@@ -47,14 +42,14 @@ def constructors(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_constructors_take_few_arguments() -> None:
-    found = {name: count for _, tree in modules() for name, count in constructors(tree) if count > ARGUMENTS_MAX}
+    found = {name: count for tree in modules().values() for name, count in constructors(tree) if count > ARGUMENTS_MAX}
     assert found.keys() == LONG_CONSTRUCTORS.keys(), found.keys() ^ LONG_CONSTRUCTORS.keys()
 
 
 def test_every_class_and_type_alias_has_a_unique_name() -> None:
     """Except private ones, which nobody uses outside their module."""
     places = defaultdict(list)
-    for module, tree in modules():
+    for module, tree in modules().items():
         for name in definitions(tree):
             if not name.startswith("_"):
                 places[name].append(module)
@@ -67,7 +62,7 @@ VERBS: Final = re.compile("(select|insert|update|delete|upsert|lock)_")
 def test_functions_that_run_sql_are_named_for_their_verb() -> None:
     found = {
         node.name
-        for module, tree in modules()
+        for module, tree in modules().items()
         if "/sql/" in module
         for node in tree.body
         if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_") and not VERBS.match(node.name)
@@ -89,7 +84,7 @@ def test_a_domain_imports_only_domains_and_the_core() -> None:
     allowed = re.compile(r"trader\.(core|[a-z_]+\.domain)\.|(?!trader\.)")
     assert {
         (module, name)
-        for module, tree in modules()
+        for module, tree in modules().items()
         if "/domain/" in module
         for name in imported(tree)
         if allowed.match(name) is None
@@ -98,23 +93,23 @@ def test_a_domain_imports_only_domains_and_the_core() -> None:
 
 BEGINS: Final = {"create_task", "ensure_future", "Thread", "spawn", "run_coroutine_threadsafe"}
 AWAITED: Final = {
-    "trader/app.py": "the service waits for all of them, and ends with their errors",
-    "trader/api/state_broadcast.py": "a load, whose error is read",
-    "trader/backtest/execution.py": "awaited at once",
-    "trader/core/logs.py": "the log's own thread, which no failure of its stream ends",
-    "trader/core/tasks.py": "the owner of all others",
-    "trader/database/embedded/dumps.py": "awaited with the process",
-    "trader/exam/run.py": "awaited together",
-    "trader/exchange/accounts.py": "awaited by the caller, or logged without one",
-    "trader/live/source.py": "its error is read",
-    "trader/record/anchors.py": "a thread whose outcome is awaited",
+    "app.py": "the service waits for all of them, and ends with their errors",
+    "api/state_broadcast.py": "a load, whose error is read",
+    "backtest/execution.py": "awaited at once",
+    "core/logs.py": "the log's own thread, which no failure of its stream ends",
+    "core/tasks.py": "the owner of all others",
+    "database/embedded/dumps.py": "awaited with the process",
+    "exam/run.py": "awaited together",
+    "exchange/accounts.py": "awaited by the caller, or logged without one",
+    "live/source.py": "its error is read",
+    "record/anchors.py": "a thread whose outcome is awaited",
 }
 """The modules that start tasks and threads themselves, and how they notice their ends."""
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types alone count too. A package's `__init__` names what it publishes, and is no part of it."""
-    names = {path.removesuffix(".py").replace("/", "."): tree for path, tree in modules()}
+    names = {f"trader.{path.removesuffix('.py').replace('/', '.')}": tree for path, tree in modules().items()}
     imports: dict[str, set[str]] = {}
     for name, tree in names.items():
         found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
@@ -127,7 +122,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_every_task_and_thread_has_an_owner_that_notices_its_end() -> None:
     """`core/tasks.py`, a task group, or what the table above says."""
     found, groups = set(), {"group", "tasks"}
-    for module, tree in modules():
+    for module, tree in modules().items():
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if name in BEGINS:
@@ -177,7 +172,7 @@ def switches(tree: ast.AST) -> Iterator[str]:
 
 
 def test_what_runs_in_production_is_what_runs_in_tests() -> None:
-    assert not {module: found for module, tree in modules() if (found := [*switches(tree)])}
-    files = [*(ROOT / "tests").rglob("conftest.py"), *(ROOT / "tests" / "support").glob("*.py")]
-    trees = {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    assert not {module: found for module, tree in modules().items() if (found := [*switches(tree)])}
+    files = [*TESTS.rglob("conftest.py"), *(TESTS / "support").glob("*.py")]
+    trees = {str(file.relative_to(TESTS)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
     assert not {file: found for file, tree in trees.items() if (found := [*targets(tree)])}

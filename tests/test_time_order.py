@@ -7,10 +7,9 @@ Every comparison of dates that runs in a service is listed with what it is for. 
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-TRADER: Final = Path(__file__).parents[1] / "trader"
+from support.trees import modules
 
 EVENT_TIME: Final = {"backtest", "commands", "exam", "seasons"}
 """Rooms whose dates are all of a recording, or of what people wrote."""
@@ -105,12 +104,7 @@ def is_listed(module: str) -> bool:
 
 
 def test_every_comparison_of_dates_in_a_service_is_reviewed() -> None:
-    modules = {str(path.relative_to(TRADER)): path for path in sorted(TRADER.rglob("*.py"))}
-    found = {
-        module: each
-        for module, path in modules.items()
-        if is_listed(module) and (each := list(compared(ast.parse(path.read_text(encoding="utf-8")))))
-    }
+    found = {module: each for module, tree in modules().items() if is_listed(module) and (each := list(compared(tree)))}
     changed = {module: each for module, each in found.items() if len(each) != REVIEWED.get(module, ("", 0))[1]}
     assert not changed, f"decide by sequence or steady time, or say in REVIEWED what the dates are for: {changed}"
     assert found.keys() == REVIEWED.keys()
