@@ -272,9 +272,9 @@ async def test_one_figure_is_one_figure(tmp_path: Path, dsn: str, database: Data
         for window, model_id, pair in zip(WINDOWS, ("ada-3", "di", "cy", "ada-1"), pairs, strict=True):
             truth = Truth(database, window)
             await check_the_overview(tab, service.url, window, truth)
-            await check_the_board(tab, service.url, window, truth)
-            await check_a_model(tab, service.url, window, truth, model_id)
-            await check_a_pair(tab, service.url, window, truth, *pair)
+            await check_the_board(tab, window, truth)
+            await check_a_model(tab, window, truth, model_id)
+            await check_a_pair(tab, window, truth, *pair)
         assert tab.problems == []
         assert service.traceback() == ""
 
@@ -333,7 +333,7 @@ CELLS = """[...document.querySelectorAll('section[aria-label="%s"] tbody tr')].m
     Object.fromEntries([...row.cells].map(cell => [cell.dataset.label, cell.innerText.trim().split('\\n')[0]])))"""
 
 
-async def check_the_board(tab: Tab, url: str, window: str, truth: Truth) -> None:
+async def check_the_board(tab: Tab, window: str, truth: Truth) -> None:
     """The row of an entrant has the means of its accounts."""
     accounts, rows = await truth.accounts(), {}
     for name, ids in ENTRANTS.items():
@@ -355,7 +355,7 @@ async def check_the_board(tab: Tab, url: str, window: str, truth: Truth) -> None
             "Net after cost": money(gain - cost),
             "Equity": figure(fmean(row["worth"] for row in own)),
         }
-    await visit(tab, url, f"/#/models?window={window}")
+    await tab.evaluate(f"location.hash = '#/models?window={window}'")
 
     async def shown() -> dict[str, dict[str, str]]:
         cells = await tab.evaluate(CELLS % "Leaderboard")
@@ -366,7 +366,7 @@ async def check_the_board(tab: Tab, url: str, window: str, truth: Truth) -> None
     await becomes(shown, rows)
 
 
-async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id: str) -> None:
+async def check_a_model(tab: Tab, window: str, truth: Truth, model_id: str) -> None:
     """The page of an account is of its current run, and its chart of the window."""
     (whole,) = (row for row in await truth.rows(SELECT_ACCOUNTS, None) if row["id"] == model_id)
     (run,) = await truth.rows(SELECT_RUN, model_id)
@@ -384,7 +384,7 @@ async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id:
         "Largest drawdown": f"{percent(drawdown, sign=False)} best {money(best)}, worst {money(worst)}",
         "Invocations": str(counted[0]["all"]),
     }
-    await visit(tab, url, f"/#/models/{model_id}?window={window}")
+    await tab.evaluate(f"location.hash = '#/models/{model_id}?window={window}'")
 
     async def shown() -> dict[str, str]:
         found = await tab.evaluate(TILES)
@@ -397,14 +397,14 @@ async def check_a_model(tab: Tab, url: str, window: str, truth: Truth, model_id:
     await until(partial(tab.evaluate, f"{ENDS}.includes({json.dumps(end)})"), f"{end} in {window}")
 
 
-async def check_a_pair(tab: Tab, url: str, window: str, truth: Truth, one: str, other: str) -> None:
+async def check_a_pair(tab: Tab, window: str, truth: Truth, one: str, other: str) -> None:
     """A comparison names the entrants that it measures, over their common hours, and the accounts of its costs."""
     since = None if truth.span is None else NOW.replace(minute=0) - truth.span
     first, second = [await truth.hours(ENTRANTS[name], since) for name in (one, other)]
     common = first.keys() & second.keys()
     apart = 100 * (exp(sum(first[hour] - second[hour] for hour in common)) - 1)
     ids = [ENTRANTS[name][0] for name in (one, other)]
-    await visit(tab, url, f"/#/compare?one={ids[0]}&other={ids[1]}&window={window}")
+    await tab.evaluate(f"location.hash = '#/compare?one={ids[0]}&other={ids[1]}&window={window}'")
     said = f"{one} against {other}: {percent(apart)} over {len(common)} common hours,"
     text = "document.querySelector('section[aria-label=Difference] .stack > p')?.innerText.replaceAll('\\n', '') ?? ''"
     await becomes(lambda: tab.evaluate(f"({text}).slice(0, {len(said)})"), said)

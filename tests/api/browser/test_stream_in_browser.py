@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 HERE = Path(__file__).parent
 MODULE = Path(str(resources.files("trader.api.dashboard") / "static"))
-CUTS = int(os.environ.get("STREAM_CUTS", "300"))
+CUTS = int(os.environ.get("STREAM_CUTS", "100"))
 PATIENCE_S = 60
 CUT_S = 0.5
 STEPS_AT_ONCE = 50
