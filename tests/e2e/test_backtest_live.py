@@ -102,13 +102,12 @@ class Snapshots(list[Snapshot], Journal):
 
 
 class Done(NamedTuple):
-    """The last state of every row of the ledger, the snapshots, the saved baselines, and the digest."""
+    """The last state of every row of the ledger, the snapshots, the saved baselines, and the records."""
 
     rows: Rows
     snapshots: Snapshots
     baselines: dict[str, BaselineState]
     records: list[InvocationRecord]
-    digest: str
 
 
 async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
@@ -126,10 +125,10 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
         account.finished = []
     for _ in run.run():
         pass
-    digest = ledger.digest()
+    ledger.flush()
     baselines = {followed.baseline.id: followed.state.saved() for followed in run.baselines}
     records = [record for account in run.accounts for record in account.finished or ()]
-    return Done(rows_of_lines(file.getvalue()), snapshots, baselines, records, digest)
+    return Done(rows_of_lines(file.getvalue()), snapshots, baselines, records)
 
 
 def rows_of_lines(lines: bytes) -> Rows:
@@ -244,7 +243,6 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         assert any(state.trade_count for state in baselines.values())
     finally:
         await conn.close()
-    assert done.digest == (await backtest(folder, begin, end, **environ)).digest
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:

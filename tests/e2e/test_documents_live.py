@@ -105,7 +105,7 @@ AGENT = "mkdir -p agent/bin; printf '#!/bin/sh\\nexec python \"$@\"' > agent/bin
 INSTEAD: dict[str, dict[str, str]] = {
     "docs/agents.md": {"python3 -m venv agent": AGENT},
     "docs/exam.md": {
-        "trader lab exam run": "trader lab exam run --models docs/examples/exam.toml --states 20 --out exam"
+        "trader lab exam run": "trader lab exam run --models docs/examples/exam.toml --states 6 --out exam"
     },
     "docs/exchange.md": THREE_DAYS,
     "docs/frontends.md": {"npm create": "mkdir -p arena/src"},

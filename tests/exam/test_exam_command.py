@@ -178,9 +178,9 @@ def test_an_exam_is_anchored_before_its_first_question_and_none_can_be_dropped_a
 
 
 def test_an_exam_from_python_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own: dict[str, Any] = {"strategy": SMA_CROSS, "variants": ("Apex",), "secret": "s", "states": 6}
+    own: dict[str, Any] = {"strategy": SMA_CROSS, "variants": ("Apex",), "secret": "s", "states": 2}
     called = run_exam(out=tmp_path / "python" / "exam", **own)
-    assert exam(tmp_path / "command" / "exam", "--strategy", SMA_CROSS, "--variant", "Apex", "--json", states=6) == 0
+    assert exam(tmp_path / "command" / "exam", "--strategy", SMA_CROSS, "--variant", "Apex", "--json", states=2) == 0
     said = orjson.loads(capsys.readouterr().out)
     assert orjson.loads(msgspec.json.encode(called)) | {"cause": None, "reason": ""} == said
     assert {each.entrant for each in called.entrants} == {"smacross", "apex-rules", "nothing"}
@@ -351,8 +351,8 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, asked = tmp_path / "code", tmp_path / "asked"
-    assert exam(code, "--models", str(STRATEGIES), states=4) == 0
-    assert exam(asked, "--models", str(models), "--budget-usd", "1", states=2) == 0
+    assert exam(code, "--models", str(STRATEGIES), states=2) == 0
+    assert exam(asked, "--models", str(models), "--budget-usd", "1", states=1) == 0
     assert main(["exam", "check", str(code)]) == main(["exam", "check", str(asked)]) == 0
     assert main(["exam", "report", str(code)]) == main(["exam", "check", str(code)]) == 0
     file = code / "sittings.jsonl"
@@ -468,11 +468,11 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
         return original
 
     many = is_nightly()
-    kept("exam.json", orjson.loads((out / "exam.json").read_bytes()), 80 if many else 6, orjson.dumps)
+    kept("exam.json", orjson.loads((out / "exam.json").read_bytes()), 80 if many else 4, orjson.dumps)
     written = kept(
         "sittings.jsonl",
         sittings(out),
-        120 if many else 10,
+        120 if many else 6,
         lambda states: b"".join(orjson.dumps(each) + b"\n" for each in states),
     )
     (out / "sittings.jsonl").write_bytes(b"".join(written.splitlines(keepends=True)[3:]))
