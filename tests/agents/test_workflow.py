@@ -240,13 +240,6 @@ async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, argu
         assert await conn.fetchval("SELECT failed_tool_calls FROM invocations") == 1
 
 
-async def test_indicators_are_fetched(floor: Floor) -> None:
-    await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})), hold())
-    seen = results_seen(floor.provider.turns[1])[0]
-    assert (seen["symbol"], seen["interval"], seen["candles"]) == ("ETH", "4h", [])
-    assert seen["indicators"]["atr"] is None
-
-
 # --- how a run ends ---------------------------------------------------------------------------------------------------
 
 
@@ -259,13 +252,6 @@ async def test_ends_after_ten_steps(floor: Floor) -> None:
     assert steps[0].tool_names == ["fetchIndicators"]
     assert (steps[0].provider, steps[0].model, steps[0].key_number) == ("fake", "fake/one", 1)
     assert floor.progress()[-2].details["endedBy"] == "steps"
-
-
-async def test_ends_when_the_tokens_are_spent(floor: Floor) -> None:
-    step = calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"}), tokens=14_999)
-    record = await run_one(floor, step)
-    assert record.invocation.step_count == 2, "2 × 29,998 leaves 4 of 60,000, too few for a third prompt"
-    assert floor.progress()[-2].details["endedBy"] == "tokens"
 
 
 async def test_the_settings_bound_the_tokens(database: Database) -> None:

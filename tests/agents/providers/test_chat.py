@@ -80,21 +80,6 @@ async def test_no_key_sends_no_credentials(server: FakeServer, client_of: MakeCl
     assert server.keys == [""]
 
 
-async def test_a_rate_limit_puts_a_key_into_cooldown_for_its_retry_after(
-    server: FakeServer, timer: Timer, client_of: MakeClient
-) -> None:
-    server.by_key[KEYS[0]] = answering(429, {"error": {"message": "slow"}}, Retry_After="120")
-    client = client_of(KEYS[0], KEYS[1])
-    assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
-    assert server.keys == [KEYS[0], KEYS[1], KEYS[1], KEYS[1]]
-    timer.now += 119
-    assert (await client.answer(TURN)).key_number == 2
-    assert server.keys.count(KEYS[0]) == 1
-    timer.now += 1
-    del server.by_key[KEYS[0]]
-    assert (await client.answer(TURN)).key_number == 1
-
-
 async def test_cooldowns_double_without_retry_after(server: FakeServer, timer: Timer, client_of: MakeClient) -> None:
     server.script = [answering(429)]
     client = client_of(KEYS[0])
@@ -192,13 +177,6 @@ async def test_another_key_is_tried_despite_concurrent_requests(server: FakeServ
     answers = await asyncio.gather(client.answer(TURN), client.answer(TURN))
     assert [answer.key_number for answer in answers] == [2, 2]
     assert server.keys.count(KEYS[0]) == 1, "it is not asked again while there is another"
-
-
-async def test_gives_up_after_three_retries(server: FakeServer, client_of: MakeClient) -> None:
-    server.script = [answering(500)]
-    with pytest.raises(ProviderError, match="fake answered 500; gave up after 4 attempts"):
-        await client_of(KEYS[0]).answer(TURN)
-    assert len(server.keys) == 4
 
 
 async def test_a_slow_answer_is_not_retried(server: FakeServer, client_of: MakeClient) -> None:
