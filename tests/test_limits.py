@@ -539,17 +539,6 @@ def has_place(count: int, *, known: bool) -> bool:
     return not any(refuses(Unavailable, lambda: stream.add(each)) for each in others)  # noqa: B023 - called at once
 
 
-def resumes(missed: int, *_: object) -> bool:
-    ring = EventRing(lambda name: name.encode(), events_max=3)
-    ring.append("first", b"")
-    seen = ring.last_id()
-    for number in range(missed):
-        ring.append("e", b"%d" % number)
-    events = ring.first_events(seen)
-    assert [event.data for event in events if event.name == "e"] == [b"%d" % number for number in range(missed)][-3:]
-    return events[0].name != "reset"
-
-
 async def gathers(count: int, *unused: object) -> bool:
     stream, subscriber = EventBroadcaster("w", EventRing(lambda name: name.encode())), Subscriber()
     stream.add(subscriber)
@@ -652,7 +641,6 @@ LIMITS: Final[dict[str, tuple[int, Accepts]]] = {
     ),
     "api: readers of a stream": (3, lambda n, *_: has_place(n, known=False)),
     "api: readers of a stream with keys": (3, lambda n, *_: has_place(n, known=True)),
-    "api: events that a reader may have missed": (3, resumes),
     "api: events that wait for a turn of the loop": (255, gathers),
     "api: bytes that wait for a reader": (100, queues_events),
 }  # fmt: skip

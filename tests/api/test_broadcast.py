@@ -81,11 +81,6 @@ async def taken(subscriber: Subscriber) -> bytes:
     return subscriber.take()
 
 
-def test_frames_are_server_sent_events() -> None:
-    assert frame(b"[]") == b"data: []\n\n"
-    assert frame(b"{}", "batch:complete") == b"event: batch:complete\ndata: {}\n\n"
-
-
 @given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60), st.integers(1, 6))
 def test_addresses_displace_each_other_only_until_they_have_equal_shares(arrivals: list[str], capacity: int) -> None:
     broadcaster, accepted = Broadcaster("trades", capacity=capacity), list[Subscriber]()

@@ -354,29 +354,6 @@ async def test_each_change_alters_the_tokens_of_what_it_changes(desk: PaperBench
     assert {name for token, name in tokens.items() if token(desk.context) != before[name]} == changed
 
 
-async def test_a_repeated_call_is_computed_once(desk: PaperBench) -> None:
-    await desk.see(random.Random(0))
-    made = 0
-    original = desk.context.portfolio.trades
-
-    async def counted(**asked: Any) -> Any:
-        nonlocal made
-        made += 1
-        return await original(**asked)
-
-    untyped: Any = desk.context.portfolio
-    untyped.trades = counted
-    await asyncio.gather(*(desk.post("trading.getTrades", {}) for _ in range(10)))
-    await desk.post("trading.getTrades", {})
-    assert made == 1
-    await desk.clock.advance(timedelta(seconds=20))
-    await desk.post("trading.getTrades", {})
-    assert made == 1
-    await desk.clock.advance(timedelta(seconds=60))
-    await desk.post("trading.getTrades", {})
-    assert made == 2, "a script may have written models beside the service"
-
-
 # -- the cache on its own
 
 
@@ -471,16 +448,3 @@ async def test_a_response_for_an_old_token_is_not_cached_for_the_new_one() -> No
     assert (await older).body == b"old"
     assert kept.find(("a", b""), 2) == Answer(200, b"new")
     assert kept.size == 3
-
-
-async def test_the_cache_is_bounded() -> None:
-    kept = ResponseCache(entries_max=3, bytes_max=100)
-    for number in range(10):
-        await kept.make(("a", b"%d" % number), 1, answer_of(b"x" * 30))
-        assert len(kept) <= 3
-        assert kept.size <= 100
-    assert kept.find(("a", b"9"), 1) is not None
-    assert kept.find(("a", b"0"), 1) is None
-    await kept.make(("b", b""), 1, answer_of(b"x" * 101))
-    assert kept.find(("b", b""), 1) is None
-    assert kept.size == 90 == 30 * len(kept)

@@ -325,12 +325,6 @@ async def test_pings_are_on_time_no_matter_how_much_is_sent(name: str) -> None:
         assert max(late_s) < 1
 
 
-async def test_a_ping_is_a_name_and_empty_data() -> None:
-    async with serving(ping_s=0.01) as service, streaming(service, "trades") as client:
-        assert await client.chunk() == b"data: [0]\n\n"
-        assert await client.chunk() == b"event: ping\ndata:\n\n" == PING
-
-
 async def test_the_51st_is_refused_and_a_freed_slot_is_reused() -> None:
     async with serving() as service:
         clients = [await Client.get(service, "/api/events/positions") for _ in range(50)]

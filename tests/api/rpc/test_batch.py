@@ -138,19 +138,6 @@ async def test_a_malformed_batch_is_a_bad_request(client: AppClient, items: str)
     assert answer["json"]["code"] == "VALIDATION_ERROR"
 
 
-async def test_a_batch_has_at_most_ten_calls(client: AppClient) -> None:
-    status, answer = await send(client, [item("demo/echo")] * 10)
-    assert (status, len(answer)) == (207, 10)
-    status, answer = await send(client, [item("demo/echo")] * 11)
-    assert status == 413
-    assert answer["json"] == {
-        "defined": False,
-        "code": "PAYLOAD_TOO_LARGE",
-        "status": 413,
-        "message": "a batch holds at most 10 requests; this one has 11",
-    }
-
-
 async def test_a_batch_needs_its_header(client: AppClient) -> None:
     async with client.post(BATCH, json=[item("demo/echo")]) as response:
         assert (response.status, await response.json()) == (404, NOT_FOUND)
