@@ -278,10 +278,6 @@ async def change_nothing(_: PaperBench) -> None:
     pass
 
 
-async def wait_a_minute(desk: PaperBench) -> None:
-    await desk.clock.advance(timedelta(minutes=1))
-
-
 async def report_trouble(desk: PaperBench) -> None:
     desk.source.troubles["BTC"] = "halted by the venue"
 

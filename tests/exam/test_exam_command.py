@@ -486,8 +486,8 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
 
 @pytest.mark.processes
 def test_processes_decide_as_one_process_does(tmp_path: Path) -> None:
-    assert exam(tmp_path / "here", "--variant", "Sovereign", states=5) == 0
-    assert exam(tmp_path / "processes", "--variant", "Sovereign", "--workers", "2", states=5) == 0
+    assert exam(tmp_path / "here", "--variant", "Sovereign", states=3) == 0
+    assert exam(tmp_path / "processes", "--variant", "Sovereign", "--workers", "2", states=3) == 0
     assert sittings(tmp_path / "here") == sittings(tmp_path / "processes")
 
 

@@ -199,10 +199,10 @@ async def test_an_exam_asks_its_states_in_one_batch(
         "[[models]]\nid = 'one'\nvariant = 'Apex'\nprovider = 'openai'\nrouter_model = 'lab/one'\n"
         "price = {input = 0.36, output = 2.0}\n"
     )
-    asking = ["exam", "run", "--out", str(tmp_path / "exam"), "--states", "4", "--secret", "s", "--budget-usd", "1"]
-    models = ["--models", str(tmp_path / "models.toml"), "--concurrency", "4"]
+    asking = ["exam", "run", "--out", str(tmp_path / "exam"), "--states", "2", "--secret", "s", "--budget-usd", "1"]
+    models = ["--models", str(tmp_path / "models.toml"), "--concurrency", "2"]
     assert await asyncio.to_thread(main, [*asking, *models, "--batch"]) == 0
-    assert [len(batch) for batch in fake.batches] == [4]
+    assert [len(batch) for batch in fake.batches] == [2]
     assert await asyncio.to_thread(main, [*asking, *models, "--batch"]) == 0  # the cassette has the answers
     assert main(["exam", "run", "--concurrency", str(BATCH_MAX + 1)]) == 2, "no more states than a batch has requests"
     assert len(fake.batches) == 1
