@@ -144,8 +144,8 @@ async def test_prompts_fit_their_token_limit_and_repeat_the_previous_cycles_begi
     """Uses recorded candles; `scripts/benchmark prompts` measures hours of them."""
     start = datetime(2025, 1, 20, 15, 1, tzinfo=UTC)
     count = openai.o200k_base().count
-    for prompts in (await replayed_prompts(database, FOLDER, start, timedelta(minutes=9))).values():
-        assert len(prompts) >= 9
+    for prompts in (await replayed_prompts(database, FOLDER, start, timedelta(minutes=6))).values():
+        assert len(prompts) >= 6
         assert count(prompts[0]) <= 4_800
         assert max(count(prompt) for prompt in prompts[::5]) <= 6_800
         assert fmean(kept_part(before, after) for before, after in pairwise(prompts)) >= 0.85

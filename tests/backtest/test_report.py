@@ -226,7 +226,8 @@ async def test_a_browser_draws_the_trades_on_candles_and_steps_through_them(
     write_walk(data / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
     write_walk(data / "ETHUSDT-1m-2025-03.csv", START, 1_800, price=2_200, seed=2)
     options = ("--data", str(data), "--out", str(out), "--no-database", "--variant", "Trendsurfer")
-    assert await asyncio.to_thread(main, ["backtest", *options, "--from", "2025-03-01T12:00:00Z"]) == 0
+    hours = ("--from", "2025-03-01T12:00:00Z", "--to", "2025-03-01T20:00:00Z")
+    assert await asyncio.to_thread(main, ["backtest", *options, *hours]) == 0
     capsys.readouterr()
     (account,) = orjson.loads((out / "result.json").read_bytes())["accounts"]
     rows = (out / "trades.csv").read_text().splitlines()

@@ -224,7 +224,7 @@ def test_the_guard_judges_a_strategy_unless_it_is_off(
 ) -> None:
     file = tmp_path / "buyer.py"
     file.write_text(BUYER)
-    options = ("--strategy", f"{file}:Buyer", "--param", "leverage=20", "--from", "2025-03-02T03:00:00Z")
+    options = ("--strategy", f"{file}:Buyer", "--param", "leverage=20", "--from", "2025-03-02T05:00:00Z")
     _, judged = backtest(data, tmp_path / "judged", *options)
     _, free = backtest(data, tmp_path / "free", *options, "--guard", "none")
     assert judged["accounts"][0]["equity"] == 10_000
