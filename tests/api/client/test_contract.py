@@ -105,8 +105,10 @@ def test_every_procedure_is_in_the_contract(tmp_path: Path) -> None:
     """The file is the one of the service, as test_openapi.py asserts."""
     assert CONTRACT.count("    input: ") == CONTRACT.count(": ProcedureClient<TContext, '") >= 18
     assert "any" not in re.sub(r"/\*\*.*?\*/|//.*", "", CONTRACT, flags=re.DOTALL)
-    command = [sys.executable, "-P", ROOT / "scripts" / "make_contract.py", tmp_path / "none" / "trader.d.ts"]
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    script, file = ROOT / "scripts" / "make_contract.py", tmp_path / "none" / "trader.d.ts"
+    failed = subprocess.run(
+        [sys.executable, "-P", script, file], capture_output=True, text=True, timeout=60, check=False
+    )
     assert failed.returncode == 1
     assert failed.stderr.endswith("No such file or directory\n")
     assert "Traceback" not in failed.stderr
