@@ -121,8 +121,8 @@ async def add_model(
 
 async def add_curve(conn: Connection, model_id: str, now: datetime, percent: float = 1) -> None:
     """A value every five minutes of the last five hours, the last one so many percent above the first."""
-    await ensure_partitions(conn, now)
     first = now.replace(second=0, microsecond=0) - 5 * HOUR
+    await ensure_partitions(conn, first, now)
     values = [10_000 + step * 100 * percent / 59 for step in range(60)]
     await insert_snapshots(
         conn, [make_snapshot(model_id, first + 5 * n * MINUTE, f"{value:.2f}") for n, value in enumerate(values)]
