@@ -14,6 +14,7 @@ import orjson
 import pytest
 from support.chat_server import Timer
 from support.orpc import installed_packages
+from support.run_profile import is_nightly
 from support.trading_floor import Floor, open_floor
 
 from trader.agents.invocations import FinishedInvocation
@@ -120,8 +121,8 @@ async def test_an_invocation_of_two_steps_with_a_refused_key_first(
     assert [message["tool_call_id"] for message in second["messages"][3:]] == asked, "its own ids come back"
 
 
-async def test_every_invocation_ends_with_a_truthful_reason(database: Database, server: Server) -> None:
-    form = "openrouter"
+@pytest.mark.parametrize("form", FORMS if is_nightly() else ["openrouter"])
+async def test_every_invocation_ends_with_a_truthful_reason(database: Database, server: Server, form: str) -> None:
     async with floor_on(database, server, GOOD, form=form) as floor:
         await server.suffer(dropRate=0.25, malformedRate=0.15, disconnectRate=0.15, rateLimitRate=0.15)
         for _ in range(8):

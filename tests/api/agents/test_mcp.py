@@ -115,9 +115,9 @@ async def test_the_wire_enforces_the_revisions_rules(desk: Desk, key: str) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("scenario", ["server-initialize", "dns-rebinding-protection"])
+@pytest.mark.parametrize("scenario", ["server-initialize", "ping", "tools-list", "dns-rebinding-protection"])
 async def test_the_conformance_suite_passes(desk: Desk, scenario: str) -> None:
-    """The scenarios of the official suite that the official client does not play; the others require special tools."""
+    """The scenarios of the official suite that every server of tools must pass; the others require special tools."""
     program = installed_packages(Path(__file__).parent / "conformance") / ".bin" / "conformance"
     url = f"http://localhost:{desk.client.port}/mcp"
     process = await asyncio.create_subprocess_exec(
