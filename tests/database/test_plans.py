@@ -169,7 +169,13 @@ def _used(plan: str) -> set[str]:
     return {node["Index Name"] for node in _nodes(json.loads(plan)[0]["Plan"]) if "Index Name" in node}
 
 
-async def test_hot_queries_use_their_index(database: Database) -> None:
+SELECT_PLANS = """
+SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1
+"""
+
+
+async def test_hot_queries_use_their_index_and_a_snapshot_is_not_replanned(database: Database) -> None:
+    """As with every statement, the first five plans are made for specific values and compared with a generic one."""
     async with database.connection() as conn:
         await _fill(conn)
         for name, (_, _, wanted) in QUERIES.items():
@@ -180,21 +186,10 @@ async def test_hot_queries_use_their_index(database: Database) -> None:
             async with conn.transaction():
                 used = await _generic_indexes(conn, name)
             assert any(index.startswith(wanted) for index in used), f"{name}, prepared, uses {used or 'none'}"
-        await conn.execute("DROP INDEX orders_closed_by_time, invocations_failed_by_model")
-        assert "orders_closed_by_time" not in await _indexes(conn, "trades")
-        assert "invocations_failed_by_model" not in await _indexes(conn, "failures of models")
-
-
-SELECT_PLANS = """
-SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1
-"""
-
-
-async def test_a_snapshot_is_not_replanned_however_long_the_season(database: Database) -> None:
-    """As with every statement, the first five plans are made for specific values and compared with a generic one."""
-    async with database.connection() as conn:
-        await _fill(conn)
         for minute in range(20):
             at = NOW + 2 * HOUR + minute * HOUR / 60
             await portfolio.insert_snapshots(conn, [make_snapshot(model, at, "100") for model in MODELS])
         assert tuple(await conn.fetchrow(SELECT_PLANS, portfolio.INSERT_SNAPSHOTS) or ()) == (15, 5)
+        await conn.execute("DROP INDEX orders_closed_by_time, invocations_failed_by_model")
+        assert "orders_closed_by_time" not in await _indexes(conn, "trades")
+        assert "invocations_failed_by_model" not in await _indexes(conn, "failures of models")

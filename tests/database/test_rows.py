@@ -1,6 +1,7 @@
 """Rows are read by column name: an added or swapped column must not shift the others."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,11 +97,11 @@ def positions_in(source: str) -> list[int]:
     return sorted({node.lineno for each in functions for node in Rows(each).read_by_position()})
 
 
-@pytest.mark.slow
 def test_rows_are_read_by_name() -> None:
     found = [
         f"{path.relative_to(HOUSE.parent)}:{line}"
         for path in sorted(HOUSE.rglob("*.py"))
+        if re.search(r"asyncpg\.Record|\.fetch|\.cursor", path.read_text())  # no other module has rows
         for line in positions_in(path.read_text())
     ]
     assert found == []

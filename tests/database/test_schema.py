@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -123,70 +124,59 @@ async def test_positions_and_closed_trades_fit(books: Database) -> None:
         assert await conn.fetchval("SELECT count(*) FROM orders") == 4
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"quantity": "0"},
-        {"quantity": "-1"},
-        {"margin": "0"},
-        {"side": "'BUY'"},
-        {"status": "'DONE'"},
-        {"symbol": "NULL"},
-        {"confidence": "101"},
-        {"stop": "0"},
-        {"closing": "'order'"},
-        {"account_id": "'two'"},
-        {"run_id": "gen_random_uuid()"},
-        {"parent_id": POSITION["id"]},
-        {"closed_at": "'2025-01-02Z'"},
-        {"net_pnl": "7"},
-        CLOSED | {"closed_at": "'2024-12-31Z'"},
-        CLOSED | {"close_reason": "NULL"},
-        CLOSED | {"exit_notional": "NULL"},
-        CLOSED | {"gross_pnl": "11", "net_pnl": "8"},
-        CLOSED | {"net_pnl": "8"},
-        CLOSED | {"side": "'SHORT'"},
-        CLOSED | {"closing": "'stop'"},
-        {"closing_at": "now()"},
-    ],
-    ids=lambda columns: " ".join(f"{name}={text}" for name, text in columns.items() if CLOSED.get(name) != text),
-)
-async def test_contradictory_order_is_refused(books: Database, columns: dict[str, str]) -> None:
-    with pytest.raises(asyncpg.IntegrityConstraintViolationError):
-        async with books.connection() as conn:
-            await insert_order(conn, **columns)
+CONTRADICTORY = [
+    {"quantity": "0"},
+    {"quantity": "-1"},
+    {"margin": "0"},
+    {"side": "'BUY'"},
+    {"status": "'DONE'"},
+    {"symbol": "NULL"},
+    {"confidence": "101"},
+    {"stop": "0"},
+    {"closing": "'order'"},
+    {"account_id": "'two'"},
+    {"run_id": "gen_random_uuid()"},
+    {"parent_id": POSITION["id"]},
+    {"closed_at": "'2025-01-02Z'"},
+    {"net_pnl": "7"},
+    CLOSED | {"closed_at": "'2024-12-31Z'"},
+    CLOSED | {"close_reason": "NULL"},
+    CLOSED | {"exit_notional": "NULL"},
+    CLOSED | {"gross_pnl": "11", "net_pnl": "8"},
+    CLOSED | {"net_pnl": "8"},
+    CLOSED | {"side": "'SHORT'"},
+    CLOSED | {"closing": "'stop'"},
+    {"closing_at": "now()"},
+]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "constraint"),
-    [
-        (
-            "INSERT INTO runs VALUES (gen_random_uuid(), 'two', 1, 1, 'USDT', now())",
-            "INSERT INTO runs VALUES (gen_random_uuid(), 'two', 2, 1, 'USDT', now())",
-            "runs_one_current",
-        ),
-        (
-            "INSERT INTO order_requests VALUES (gen_random_uuid(), 'one', $run, 'c', '{}', now())",
-            "INSERT INTO order_requests VALUES (gen_random_uuid(), 'one', $run, 'c', '{}', now())",
-            "order_requests_account_id_client_order_id_key",
-        ),
-        (
-            "INSERT INTO service_state VALUES (true, 'synthetic:0', 'simulated')",
-            "INSERT INTO service_state VALUES (true, 'synthetic:1', 'simulated')",
-            "service_state_pkey",
-        ),
-    ],
-)
-async def test_unique_rows_cannot_repeat(books: Database, first: str, second: str, constraint: str) -> None:
+async def test_contradictory_orders_are_refused(books: Database) -> None:
+    accepted = []
     async with books.connection() as conn:
-        await conn.execute(first.replace("$run", f"'{RUN}'"))
-        with pytest.raises(asyncpg.UniqueViolationError) as caught:
-            await conn.execute(second.replace("$run", f"'{RUN}'"))
-        assert caught.value.constraint_name == constraint
+        for columns in CONTRADICTORY:
+            with suppress(asyncpg.IntegrityConstraintViolationError):
+                async with conn.transaction():
+                    await insert_order(conn, **columns)
+                    accepted.append(columns)
+    assert accepted == []
 
 
-async def test_one_position_per_market(books: Database) -> None:
+UNIQUE = {
+    "INSERT INTO runs VALUES (gen_random_uuid(), 'two', {}, 1, 'USDT', now())": "runs_one_current",
+    f"INSERT INTO order_requests VALUES (gen_random_uuid(), 'one', '{RUN}', 'c', '{{{{}}}}', now())": (
+        "order_requests_account_id_client_order_id_key"
+    ),
+    "INSERT INTO service_state VALUES (true, 'synthetic:{}', 'simulated')": "service_state_pkey",
+}
+
+
+async def test_unique_rows_cannot_repeat(books: Database) -> None:
     async with books.connection() as conn:
+        for statement, constraint in UNIQUE.items():
+            await conn.execute(statement.format(1))
+            with pytest.raises(asyncpg.UniqueViolationError) as caught:
+                await conn.execute(statement.format(2))
+            assert caught.value.constraint_name == constraint
         await insert_order(conn)
         with pytest.raises(asyncpg.UniqueViolationError):
             await insert_order(conn, id="gen_random_uuid()", side="'SHORT'")

@@ -80,11 +80,11 @@ async def _fill(database: Database) -> None:
         await ensure_partitions(conn, START, START + timedelta(days=20))
         for name, variant in (("one", VariantId.APEX), ("two", VariantId.SOVEREIGN)):
             await add_model(conn, name, variant)
-            for hour in range(30):
+            for hour in range(8):
                 await add_trade(conn, name, START + hour * HOUR, label=hour)
                 await add_invocation(conn, name, START + hour * HOUR, "completed" if hour % 7 else "failed")
             assert await insert_snapshots(
-                conn, [make_snapshot(name, START + n * HOUR / 4, Decimal(10_000 + n)) for n in range(800)]
+                conn, [make_snapshot(name, START + n * HOUR * 2, Decimal(10_000 + n)) for n in range(100)]
             )
         await add_run(conn, "one", make_run("one", number=2, at=START + 40 * HOUR))
         await add_invocation(conn, "one", START + 41 * HOUR)
@@ -140,7 +140,6 @@ async def _same_costs(conn: Any) -> bool:
 async def test_two_processes_upgrade_only_once(
     dsn: str, database: Database, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _fill(database)
     version = use_next_version(tmp_path, monkeypatch)
     others = [await Database.connect(dsn, size=1) for _ in range(3)]
     await asyncio.gather(*(apply_schema(other) for other in others))

@@ -176,8 +176,7 @@ async def test_no_order_is_sent_beyond_a_cap(live: Climb) -> None:
     assert (await bench.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
     assert (await bench.buy("0.1")).status is OrderStatus.FILLED
     assert (await bench.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
-    await bench.see({}, after_s=86_390)
-    await bench.synchronize()
+    await bench.move({}, after_s=86_390)
     assert "within 24 hours would have" in ((await bench.buy("0.05")).reason or "")
     await bench.see({}, after_s=11)
     assert (await bench.buy("0.05")).status is OrderStatus.FILLED

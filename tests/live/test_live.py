@@ -1,6 +1,5 @@
 """Live trading against the fake venue: the books equal the venue's fills, whatever goes wrong."""
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
 
@@ -8,7 +7,7 @@ import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_ledger import ACCOUNT, KEY_INDEX, PLAIN_KEY, public_key_of
 from support.fake_venue import IDS
-from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
+from support.live import Bench, PlainSigner, add_model, live_settings, prepared
 from support.records import add_run, make_run
 from support.venue import break_ledger_writer
 from support.waiting import until
@@ -44,12 +43,6 @@ LAG_S = 13
 """After this time, what the venue does not show is not merely late."""
 
 
-@pytest.fixture
-async def bench(database: Database) -> AsyncIterator[Bench]:
-    async with trading(database) as bench:
-        yield bench
-
-
 # Orders
 
 
@@ -59,8 +52,7 @@ async def test_an_order_is_booked_with_the_venues_fills_and_fees(bench: Bench) -
     assert answer.total_fees == D("0.25") * 94000 * 280 / 1_000_000
     assert [fill.quantity for fill in answer.fills] == [D("0.1250"), D("0.1250")]
     assert bench.account().positions["BTC"].leverage == 5
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert await bench.buy("0.25", leverage=D(5), client_order_id="one") == answer
     assert len(bench.venue.orders) == 1
 
@@ -113,13 +105,11 @@ async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> 
     assert answer.status is OrderStatus.RESTING
     await bench.agree()
     bench.venue.fill_share = D("0.25")
-    await bench.see({"BTC": "92990.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "92990.0"})
     assert (bench.account().positions["BTC"].quantity, bench.account().resting[0].remaining) == (D("0.1"), D("0.3"))
     await bench.agree()
     bench.venue.fill_share = D(1)
-    await bench.see({"BTC": "92000.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "92000.0"})
     await bench.agree()
     position = bench.account().positions["BTC"]
     assert (position.quantity, position.entry_price, bench.account().resting) == (D("0.4"), D(93000), ())
@@ -129,13 +119,11 @@ async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> 
 async def test_a_makers_rebate_is_booked_as_a_negative_fee(bench: Bench) -> None:
     bench.venue.maker_fee = -30
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
-    await bench.see({"BTC": "92990.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "92990.0"})
     await bench.agree()
     assert bench.account().fees == D("-1.116")
     bench.venue.liquidate("BTC", "-0.4")
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     assert not bench.account().positions
     await bench.agree()
 
@@ -167,8 +155,7 @@ async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
     ended = await bench.exchange.cancel_order("apex", str(answer.id))
     assert (ended.status, ended.total_quantity, ended.reason) == (OrderStatus.CANCELLED, D(filled), GONE)
@@ -182,8 +169,7 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
     await bench.see({}, after_s=LAG_S)
     ended = await bench.exchange.cancel_order("apex", str(other.id))
     assert (ended.status, ended.reason) == (OrderStatus.CANCELLED, "cancelled by the caller")
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     await bench.see({"BTC": "92000.0"})
     assert bench.venue.positions() == {}, "an order that the books have written off fills nothing"
 
@@ -199,8 +185,7 @@ async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench,
     assert "is not open at the venue" in bench.exchange.troubles["apex"]
     assert len(bench.account().resting) == 1
     bench.venue.send_faults.clear()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_lost_order_with_hidden_trades_stops_new_orders_until_they_appear(bench: Bench) -> None:
@@ -214,8 +199,7 @@ async def test_a_lost_order_with_hidden_trades_stops_new_orders_until_they_appea
     assert "BTC: the venue holds a position that the books do not know" in bench.exchange.troubles["apex"]
     assert "only reducing is allowed" in ((await bench.buy("0.1", symbol="ETH", leverage=D(5))).reason or "")
     bench.venue.ledger.trades = trades
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert (await bench.exchange.cancel_order("apex", str(answer.id))).total_quantity == D("0.1")
 
 
@@ -238,8 +222,7 @@ async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault:
     bench.venue.deliver()
     happened = fault in ("lose_after", "500_after", "nonsense")
     assert answer.status is (OrderStatus.FILLED if happened else OrderStatus.REJECTED)
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_market_with_an_undecided_order_is_not_traded(bench: Bench) -> None:
@@ -392,8 +375,7 @@ async def test_stop_and_target_wait_at_the_venue_and_are_removed_with_the_positi
     await bench.agree()
     kinds = sorted((order.type, order.trigger, order.reduce_only) for order in bench.venue.ledger.standing(1))
     assert kinds == [("stop-loss", D("90000.0"), True), ("take-profit", D("99000.0"), True)]
-    await bench.see({"BTC": "89990.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "89990.0"})
     await bench.agree()
     assert bench.account().positions == {}
     async with bench.database.connection() as conn:
@@ -439,8 +421,7 @@ async def test_a_plan_with_an_unknown_outcome_keeps_the_old_one(bench: Bench) ->
     assert refusal == "whether the venue accepted the stop is not known yet; the plan stays unchanged"
     assert bench.account().positions["BTC"].exit_plan == PLAN
     bench.venue.read_faults.clear()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def buy_and_lose_stops(bench: Bench) -> None:
@@ -458,8 +439,7 @@ async def test_a_stop_refused_by_the_venue_is_watched_by_the_service(bench: Benc
     assert bench.venue.ledger.standing(1) == []
     for kind in ("stop", "target"):
         assert f"the {kind} of BTC is not at the venue; it is watched here" in bench.exchange.troubles["apex"]
-    await bench.see({"BTC": "89990.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "89990.0"})
     assert bench.account().positions == {}
     await bench.agree()
 
@@ -470,12 +450,10 @@ async def test_an_exit_refused_by_the_venue_is_retried_but_not_too_often(bench: 
     bench.venue.refusal = (21700, "market is halted")
     before = len(bench.venue.sent)
     for _ in range(9):
-        await bench.see({"BTC": "89990.0"})
-        await bench.synchronize()
+        await bench.move({"BTC": "89990.0"})
     assert len([sent for kind, sent in bench.venue.sent[before:] if sent.get("Type") == 1]) == 1
     bench.venue.refusal = None
-    await bench.see({}, after_s=10)
-    await bench.synchronize()
+    await bench.move({}, after_s=10)
     assert bench.account().positions == {}
     await bench.agree()
 
@@ -484,8 +462,7 @@ async def test_a_stop_lost_by_the_venue_is_placed_again(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     (lost,) = (index for index, order in bench.venue.orders.items() if order.type == "stop-loss")
     del bench.venue.orders[lost]
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
     assert len(bench.venue.ledger.standing(1)) == 2
 
@@ -496,8 +473,7 @@ async def test_a_partly_filled_stop_lost_by_the_venue_stays_fired(bench: Bench) 
     await bench.see({"BTC": "90000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.synchronize()
     assert bench.account().positions == {}
     await bench.agree()
@@ -516,8 +492,7 @@ async def test_invalidation_and_time_exits_are_executed_by_the_service(
     if plan.time_exit is not None:
         plan = ExitPlan(stop=plan.stop, time_exit=bench.clock.now() + timedelta(seconds=30))
     await bench.buy("0.25", leverage=D(5), exit_plan=plan)
-    await bench.see({"BTC": mid}, after_s=after_s)
-    await bench.synchronize()
+    await bench.move({"BTC": mid}, after_s=after_s)
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == reason
     assert bench.venue.sent[-1][0] == 15, "the stop went with its position"
@@ -531,8 +506,7 @@ async def test_a_partly_filled_exit_continues(bench: Bench) -> None:
     bench.venue.refused_types = {2}
     await bench.synchronize()
     bench.venue.fill_share = D(1)
-    await bench.see({"BTC": "91000.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "91000.0"})
     await bench.synchronize()
     assert bench.account().positions == {}, "a stop that fired stays fired, wherever the price goes"
     await bench.agree()
@@ -553,8 +527,7 @@ async def test_funding_equals_the_venues_payments(bench: Bench) -> None:
     await bench.synchronize()
     assert bench.account().funding == -D("0.25") * 94000 * D("0.0003")
     await bench.agree()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_funding_is_booked_before_the_position_closes(bench: Bench) -> None:
@@ -581,14 +554,12 @@ async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     bench.venue.trade_by_hand("BTC", "0.1")
     bench.venue.trade_by_hand("ETH", "-2")
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
     assert {order.quantity for order in bench.venue.ledger.standing(IDS["BTC"])} == {D("0.35")}
     await bench.see({"ETH": "3310.00"})
     bench.venue.trade_by_hand("ETH", "2")
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "manual"
@@ -600,12 +571,10 @@ async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sou
     bench.venue.trade_by_hand("ETH", "-2")
     trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
     for _ in range(7):
-        await bench.see({}, after_s=LAG_S)
-        await bench.synchronize()
+        await bench.move({}, after_s=LAG_S)
     assert "the venue's balance differs" in bench.exchange.troubles["apex"]
     bench.venue.ledger.trades = trades
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_trades_by_hand_are_booked_although_the_clock_was_ahead_at_the_last_agreement(bench: Bench) -> None:
@@ -615,8 +584,7 @@ async def test_trades_by_hand_are_booked_although_the_clock_was_ahead_at_the_las
         if span > timedelta(0):
             await bench.synchronize()
     bench.venue.trade_by_hand("ETH", "0.2")
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
 
 
@@ -628,8 +596,7 @@ async def test_funding_is_booked_although_the_clock_was_ahead(bench: Bench) -> N
         bench.venue.ahead -= span
         await bench.tell()
         await bench.synchronize()
-    await bench.see({"BTC": "95000.0"}, after_s=3600)
-    await bench.synchronize()
+    await bench.move({"BTC": "95000.0"}, after_s=3600)
     await bench.agree()
     assert bench.account().funding != 0
 
@@ -638,8 +605,7 @@ async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_go
     await bench.buy("0.25", leverage=D(5))
     bench.venue.trade_by_hand("ETH", "0.2")
     trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.synchronize()
     told = [event.kind for event in bench.events if isinstance(event, VenueDiffers)]
     assert told == ["the venue holds a position that the books do not know"], "reported once"
@@ -647,8 +613,7 @@ async def test_a_position_that_no_trade_explains_stops_new_orders_until_it_is_go
     opening = await bench.buy("0.1", leverage=D(5))
     assert "only reducing is allowed" in (opening.reason or "")
     bench.venue.ledger.trades = trades
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
 
 
@@ -657,8 +622,7 @@ async def test_a_manual_reduction_of_a_position_is_booked(bench: Bench) -> None:
     bench.venue.trade_by_hand("BTC", "-0.1")
     await bench.synchronize()
     assert bench.account().positions["BTC"].quantity == D("0.15")
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
@@ -666,8 +630,7 @@ async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
     await bench.synchronize()
     assert "the venue's balance differs from the books" in bench.exchange.troubles["apex"]
     bench.venue.ledger.deposit -= 50
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 @pytest.mark.parametrize("moved", [5000, -5000])
@@ -680,8 +643,7 @@ async def test_money_in_and_out_is_the_capital_of_a_new_run_and_no_profit(bench:
     await bench.sell("0.1", reduce_only=True)
     with pytest.raises(Precondition, match="seconds after the last trade"):
         await bench.exchange.reset_account("apex")
-    await bench.see({}, after_s=13)
-    await bench.synchronize()
+    await bench.move({}, after_s=13)
     gained = bench.account().cash - bench.account().run.initial_capital
     assert "the venue's balance differs" in bench.exchange.troubles["apex"]
     after = await bench.exchange.reset_account("apex")
@@ -743,8 +705,7 @@ async def test_the_troubles_of_a_term_end_with_it(bench: Bench) -> None:
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
     bench.venue.ledger.trades = []
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     assert bench.exchange.troubles
     bench.exchange.suspend()
     await bench.exchange.resign()
@@ -889,8 +850,7 @@ async def test_a_restart_while_the_venue_is_unreachable_shows_everything_and_ope
     refusal = await bench.buy("0.1", leverage=D(5))
     assert "the venue cannot be reached now" in (refusal.reason or "")
     bench.venue.is_down = False
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_halt_stops_opening_and_allows_closing(bench: Bench) -> None:
@@ -917,14 +877,12 @@ async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
     await operations.close()
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "operator"
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_every_fill_is_compared_with_paper(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
-    await bench.see({"BTC": "89990.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "89990.0"})
     async with bench.database.connection() as conn:
         drift = await conn.fetch("SELECT side, quantity, venue_price, paper_price FROM fill_drift ORDER BY sequence")
         assert await conn.fetchval("SELECT count(*) FROM fills") == len(drift) == 4
@@ -939,8 +897,7 @@ async def test_a_stop_is_compared_with_paper_on_the_book_at_its_trigger(bench: B
     bench.venue.is_down = True  # what fires is booked later
     await bench.see({"BTC": "89990.0"})
     bench.venue.is_down = False
-    await bench.see({"BTC": "89500.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "89500.0"})
     async with bench.database.connection() as conn:
         prices = await conn.fetch("SELECT DISTINCT paper_price FROM fill_drift WHERE side = 'sell'")
     assert [row["paper_price"] for row in prices] == [D("89989.9")]

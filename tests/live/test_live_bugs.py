@@ -1,11 +1,10 @@
 """A bug in a live account: it is reported, nothing opens, and synchronization continues."""
 
-from collections.abc import AsyncIterator
 from decimal import Decimal
 
 import pytest
 from support.fake_ledger import ACCOUNT
-from support.live import Bench, add_model, prepared, trading
+from support.live import Bench, add_model, prepared
 from support.waiting import until
 
 from trader.core.events import MarketChecked
@@ -17,12 +16,6 @@ from trader.live.lighter.records import LighterRecords
 D = Decimal
 PLAN = ExitPlan(stop=D("90000.04"), target=D(99000))
 BOOK_FUNDING = AccountLedger.book_funding
-
-
-@pytest.fixture
-async def bench(database: Database) -> AsyncIterator[Bench]:
-    async with trading(database) as bench:
-        yield bench
 
 
 async def funding_of_apex_fails(ledger: AccountLedger, records: LighterRecords) -> None:

@@ -1,7 +1,6 @@
 """Protection of live positions: exits before reads, a stop from the first moment, and no harm from late reads."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
@@ -9,7 +8,7 @@ from decimal import Decimal
 import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
-from support.live import Bench, add_model, live_settings, prepared, trading
+from support.live import Bench, add_model, live_settings, prepared
 
 from trader.core.errors import StartError, TraderError
 from trader.core.events import VenueDiffers
@@ -23,12 +22,6 @@ D = Decimal
 BTC = IDS["BTC"]
 PLAN = ExitPlan(stop=D(90000), target=D(99000))
 LAG_S = 13
-
-
-@pytest.fixture
-async def bench(database: Database) -> AsyncIterator[Bench]:
-    async with trading(database) as bench:
-        yield bench
 
 
 def stops(bench: Bench) -> list[Decimal]:
@@ -62,8 +55,7 @@ async def test_an_exit_acts_although_a_read_fails(bench: Bench, path: str) -> No
         await bench.synchronize()
     assert bench.venue.positions() == {}
     bench.venue.failing = set()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_an_unbookable_order_of_one_market_holds_up_no_exit_of_another_or_its_own(bench: Bench) -> None:
@@ -75,16 +67,14 @@ async def test_an_unbookable_order_of_one_market_holds_up_no_exit_of_another_or_
     assert BTC not in bench.venue.positions()
     assert "does not show all its trades yet" in bench.exchange.troubles["apex"]
     bench.venue.hides_trades_of = set()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_close_that_the_venue_is_too_busy_for_is_sent_again(bench: Bench) -> None:
     await fire(bench)
     bench.venue.send_faults = ["busy"] * 2
     for _ in range(3):
-        await bench.see({}, after_s=1)
-        await bench.synchronize()
+        await bench.move({}, after_s=1)
     assert bench.venue.positions() == {}
     await bench.agree()
 
@@ -108,8 +98,7 @@ async def test_a_stop_that_fired_and_did_not_fill_is_closed_with_an_alarm(bench:
     assert bench.venue.positions() == {}
     (alarm,) = [event.text for event in bench.events if isinstance(event, VenueDiffers)]
     assert "fired at the venue and was not filled: it filled 0 of 0.1" in alarm
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert await close_reasons(bench) == ["stop"]
 
 
@@ -117,11 +106,9 @@ async def test_a_stop_that_does_not_fire_at_the_venue_is_closed_by_the_service(b
     await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
     bench.venue.markets["BTC"].place(D("89000.0"))  # and nothing fires there
     for _ in range(2):
-        await bench.see({}, after_s=10)
-        await bench.synchronize()
+        await bench.move({}, after_s=10)
     assert bench.venue.positions() == {}
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 # Stops from the first moment
@@ -139,8 +126,7 @@ async def test_a_fill_has_its_stop_whenever_the_service_is_killed(bench: Bench, 
     assert bool(bench.venue.positions()) == bool(stops(bench))
     await bench.start()
     await bench.tell()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_limit_order_that_fills_while_the_service_is_down_has_its_stop(bench: Bench) -> None:
@@ -159,22 +145,19 @@ async def test_a_limit_order_that_fills_while_the_service_is_down_has_its_stop(b
 async def test_a_limit_order_that_fills_in_part_has_a_stop_of_that_size(bench: Bench) -> None:
     answer = await bench.buy("0.4", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93000), exit_plan=PLAN)
     bench.venue.fill_share = D("0.25")
-    await bench.see({"BTC": "92900.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "92900.0"})
     assert stops(bench)
     await bench.exchange.cancel_order("apex", str(answer.id))
     bench.venue.fill_share = D(1)
     for _ in range(2):
-        await bench.see({}, after_s=LAG_S)
-        await bench.synchronize()
+        await bench.move({}, after_s=LAG_S)
     await bench.agree()
 
 
 async def test_a_canceled_limit_order_takes_its_stop_with_it(bench: Bench) -> None:
     answer = await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93000), exit_plan=PLAN)
     await bench.exchange.cancel_order("apex", str(answer.id))
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert bench.exchange.live_account("apex").sent == ()
 
 
@@ -188,8 +171,7 @@ async def test_an_entry_whose_stop_the_venue_does_not_accept_is_refused(bench: B
 async def test_an_addition_of_the_same_size_and_plan_keeps_one_stop_of_the_whole(bench: Bench) -> None:
     for _ in range(2):
         await bench.buy("0.1", leverage=D(5), exit_plan=PLAN)
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 # Several targets, stops that follow, post-only
@@ -212,18 +194,15 @@ async def test_targets_stand_at_the_venue_for_their_parts_until_the_position_end
     bench.venue.fill_share = D("0.5")
     await bench.see({"BTC": "96100.0"})
     bench.venue.fill_share = D(1)
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert limits(bench) == [(D(96000), D("0.1")), (D(98000), D("0.1"))]
     await bench.kill()
     bench.venue.reach("BTC", "96200.0")
     await bench.start()
     await bench.tell()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert (limits(bench), bench.account().positions["BTC"].quantity) == ([(D(98000), D("0.1"))], D("0.2"))
-    await bench.see({"BTC": "89000.0"})
-    await bench.synchronize()
+    await bench.move({"BTC": "89000.0"})
     await bench.agree()
     assert (limits(bench), bench.venue.positions()) == ([], {})
     assert await close_reasons(bench) == ["target", "target", "stop"]
@@ -234,8 +213,7 @@ async def test_a_plan_with_other_targets_replaces_their_orders_and_a_smaller_pos
     assert await bench.exchange.set_exit_plan("apex", "BTC", in_parts((97000, "0.5"), (98000, "0.5"))) is None
     assert limits(bench) == [(D(97000), D("0.2")), (D(98000), D("0.2"))]
     await bench.sell("0.3", reduce_only=True)
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert limits(bench) == [(D(97000), D("0.1"))]
     assert await bench.exchange.set_exit_plan("apex", "BTC", PLAN) is None
     await bench.agree()
@@ -246,8 +224,7 @@ async def test_a_stop_at_the_venue_follows_the_mark_in_steps(bench: Bench) -> No
     await bench.buy("0.1", leverage=D(5), exit_plan=ExitPlan(trailing_distance=D(4000)))
     begun = stops(bench)
     for mid in ("94300.0", "96000.0", "93000.0"):
-        await bench.see({"BTC": mid})
-        await bench.synchronize()
+        await bench.move({"BTC": mid})
         await bench.agree()
         begun += stops(bench)
     assert begun[1:] == [begun[0], D(92000), D(92000)]
@@ -291,8 +268,7 @@ async def test_a_report_older_than_the_last_trade_cancels_nothing(bench: Bench) 
     assert [kind for kind, _ in bench.venue.sent[before:]] == []
     assert dict(bench.exchange.troubles) == {}
     bench.venue.positions_shown = None
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_rounded_average_entries_are_no_difference(database: Database) -> None:
@@ -304,8 +280,7 @@ async def test_rounded_average_entries_are_no_difference(database: Database) -> 
         await bench.buy("11", symbol="ETH", leverage=D(5))
         await bench.see({"ETH": "3301.01"})
         await bench.buy("11.1", symbol="ETH", leverage=D(5))
-        await bench.see({}, after_s=LAG_S)
-        await bench.synchronize()
+        await bench.move({}, after_s=LAG_S)
         assert dict(bench.exchange.troubles) == {}
         await bench.stop()
 
@@ -318,16 +293,14 @@ async def test_an_order_older_than_the_venue_shows_is_booked_by_its_trades(bench
     await bench.clock.advance(timedelta(hours=30))
     await bench.start()
     await bench.tell()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert await close_reasons(bench) == ["stop"]
 
 
 async def test_a_trade_by_hand_is_booked_although_the_venues_clock_is_behind(bench: Bench) -> None:
     bench.venue.ahead = timedelta(seconds=-90)
     bench.venue.trade_by_hand("BTC", "0.1")
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_partial_liquidation_that_cancels_all_orders_first_leaves_a_stop(bench: Bench) -> None:
@@ -335,8 +308,7 @@ async def test_a_partial_liquidation_that_cancels_all_orders_first_leaves_a_stop
     for order in bench.venue.ledger.standing(BTC):
         order.status = "canceled-liquidation"
     bench.venue.liquidate("BTC", "-0.1")
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
     assert bench.account().positions["BTC"].quantity == D("0.1")
 
 
@@ -346,8 +318,7 @@ async def test_a_market_that_ends_is_settled(bench: Bench) -> None:
     for order in bench.venue.ledger.standing(BTC):
         order.status = "canceled"
     bench.venue.liquidate("BTC", "-0.1", kind="market-settlement")
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
     assert await close_reasons(bench) == ["ended"]
     assert "does not trade BTC now" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
@@ -374,8 +345,7 @@ async def test_flattening_closes_what_only_the_venue_holds(bench: Bench, is_show
     assert bench.venue.positions() == {}
     if not is_shown:
         bench.venue.ledger.trades = trades + bench.venue.ledger.trades
-    await bench.see({}, after_s=LAG_S)
-    await bench.synchronize()
+    await bench.move({}, after_s=LAG_S)
     await bench.agree()
 
 

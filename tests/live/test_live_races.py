@@ -9,12 +9,11 @@ from typing import Literal
 import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
-from support.live import Bench, live_settings, trading
+from support.live import Bench, live_settings
 from support.waiting import until
 
 from trader.core.errors import OrderUndecided, Unavailable
 from trader.core.events import VenueDiffers
-from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.live.account import LiveAccount
@@ -24,12 +23,6 @@ from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
-
-
-@pytest.fixture
-async def bench(database: Database) -> AsyncIterator[Bench]:
-    async with trading(database) as bench:
-        yield bench
 
 
 class CountingLock(asyncio.Lock):
@@ -93,8 +86,7 @@ async def test_a_closing_order_opens_nothing_if_the_stop_was_faster(bench: Bench
     assert answer.status is OrderStatus.REJECTED
     assert ("canceled-reduce-only" in (answer.reason or "")) is not is_dropped
     assert bench.venue.positions() == {}
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_suspended_account_sends_nothing(bench: Bench) -> None:
@@ -122,8 +114,7 @@ async def test_an_order_whose_trades_appear_late_stays_undecided_when_another_is
     assert bench.account().positions["BTC"].quantity == D("0.1")
     assert bench.exchange.undecided("apex") == {"BTC"}
     bench.venue.hides_trades_of.clear()
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_a_fill_just_before_a_comparison_with_the_venue_is_not_a_difference(
@@ -157,8 +148,7 @@ async def test_flattening_closes_the_fills_of_an_undecided_order(bench: Bench) -
             await operations.poll()
     assert bench.venue.positions() == {}
     assert await commands(bench, "outcome->'closed'->0->>'quantity' IS NOT NULL AND outcome->'left' = '[]'")
-    await bench.synchronize()
-    await bench.agree()
+    await bench.reconcile()
 
 
 async def test_flattening_reports_an_order_that_stays_undecided(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

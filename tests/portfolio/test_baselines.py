@@ -104,7 +104,7 @@ async def test_only_variants_with_a_model_have_a_rule_agent(bench: Bench) -> Non
 
 @pytest.mark.slow
 async def test_rule_agents_trade_by_the_guard_and_the_rules_of_the_exchange(bench: Bench) -> None:
-    await bench.minutes(240)
+    await bench.minutes(120)
     states = {key: saved.state for key, saved in (await bench.states()).items() if saved.baseline.variant is not None}
     assert len(states) == len(VariantId)
     assert sum(state.trade_count for state in states.values()) > 0
@@ -120,7 +120,7 @@ async def test_rule_agents_trade_by_the_guard_and_the_rules_of_the_exchange(benc
 
 
 async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) -> None:
-    await bench.minutes(30)
+    await bench.minutes(5)
     before = await bench.states()
     bench.baselines = again = bench.make()
     await again.lead()
@@ -137,7 +137,7 @@ async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) ->
 async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.minutes(2)
     seen_until = (await bench.states())[BUY_AND_HOLD.id].seen_until
-    await bench.clock.advance(timedelta(hours=3))
+    await bench.clock.advance(timedelta(hours=1))
     bench.baselines = again = bench.make()
     with monkeypatch.context() as source:
         source.setattr(bench.source, "history", away)
@@ -146,7 +146,7 @@ async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatc
         assert (await bench.states())[BUY_AND_HOLD.id].seen_until == seen_until, "as accounts wait for the source"
     await bench.minutes(2)
     state = (await bench.states())[BUY_AND_HOLD.id].state
-    assert state.account.positions["BTC"].funding < 0, "three hours of funding were paid"
+    assert state.account.positions["BTC"].funding < 0, "the funding of an hour was paid"
 
 
 async def test_the_missed_ticks_of_a_recording_are_those_of_the_exchange(bench: Bench, tmp_path: Path) -> None:

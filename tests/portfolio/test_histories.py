@@ -72,7 +72,7 @@ class Shelf:
         return resolution
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_histories_equal_the_snapshots_at_any_time(database: Database, seed: int) -> None:
     shelf = Shelf(database, seed)
     await shelf.open()
@@ -104,15 +104,15 @@ async def test_a_window_ends_with_the_current_minute(database: Database) -> None
     assert shown == [[Decimal("1.5")], [Decimal("2.5")], [Decimal("2.5")], []]
 
 
-@pytest.mark.parametrize("name", ['quoted "twice"', "back\\slash", "tab\tand\nline", "été 策略 🚀", "</script>"])
-async def test_any_name_of_a_model_is_json(database: Database, name: str) -> None:
+async def test_any_name_of_a_model_is_json(database: Database) -> None:
     shelf = Shelf(database, 1)
     await shelf.open()
     await shelf.live(timedelta(hours=1), 20 * MINUTE)
     async with database.connection() as conn:
-        await conn.execute("UPDATE models SET name = $1, router_model_name = $1 WHERE id = 'a'", name)
-    chunks, _ = await shelf.portfolio.history(model_id="a", start=START, end=shelf.clock.now(), points_max=1000)
-    records = json.loads(b"[%b]" % b",".join(chunks))
-    assert records
-    for record in records:
-        assert record["model"] == {"name": name, "variant": "Apex", "openRouterModelName": name}
+        for name in ('quoted "twice"', "back\\slash", "tab\tand\nline", "été 策略 🚀", "</script>"):
+            await conn.execute("UPDATE models SET name = $1, router_model_name = $1 WHERE id = 'a'", name)
+            chunks, _ = await shelf.portfolio.history(model_id="a", start=START, end=shelf.clock.now(), points_max=1000)
+            records = json.loads(b"[%b]" % b",".join(chunks))
+            assert records
+            for record in records:
+                assert record["model"] == {"name": name, "variant": "Apex", "openRouterModelName": name}

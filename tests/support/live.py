@@ -289,6 +289,11 @@ class Bench:
             if not is_late:
                 return
 
+    async def reconcile(self) -> None:
+        """Synchronize every account, and assert that books, rows and venue agree."""
+        await self.synchronize()
+        await self.agree()
+
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
         """Move time and the markets, here and at the venue, which pays funding when an hour passes."""
         now = self.clock.now()
@@ -300,6 +305,11 @@ class Bench:
             self.venue.reach(symbol, mid)
         await self.clock.advance(timedelta(seconds=after_s))
         await self.tell()
+
+    async def move(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
+        """Move time and the markets, and let every account book what happened at the venue."""
+        await self.see(mids, after_s=after_s)
+        await self.synchronize()
 
     async def tell(self) -> None:
         """Send the venue's current prices to the service."""

@@ -25,7 +25,7 @@ CRASH = datetime(2025, 2, 3, 1, 50, tzinfo=UTC)
 SPAN = timedelta(minutes=61)
 """Covers the crash, and a change of the hour anywhere."""
 
-FLOWS = 40 if is_nightly() else 2
+FLOWS = 40 if is_nightly() else 1
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the recorded candles are not available")
 

@@ -62,18 +62,19 @@ async def test_history_excludes_after_and_includes_until() -> None:
     assert not [tick async for tick in source.history(NOW, NOW)]
 
 
-@pytest.mark.parametrize(
-    "at", [NOW, datetime(2026, 3, 4, 6, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 58, tzinfo=UTC)]
-)
-def test_another_process_sees_the_same_market(at: datetime) -> None:
+def test_another_process_sees_the_same_market() -> None:
+    moments = NOW, datetime(2026, 3, 4, 6, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 58, tzinfo=UTC)
+    ticks = [source.tick(epoch_second(at)) for at in moments]
     program = (
         "from trader.market.sources.synthetic import SyntheticSource\n"
-        f"tick = SyntheticSource(7, ('BTC', 'ETH', 'SOL')).tick({epoch_second(at)})\n"
-        "print([(s, str(q.mark), str(q.book)) for s, q in tick.quotes.items()])"
+        "source = SyntheticSource(7, ('BTC', 'ETH', 'SOL'))\n"
+        f"for at in {[epoch_second(at) for at in moments]}:\n"
+        "    print([(s, str(q.mark), str(q.book)) for s, q in source.tick(at).quotes.items()])"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    mine = source.tick(epoch_second(at))
-    assert other.stdout.strip() == str([(s, str(q.mark), str(q.book)) for s, q in mine.quotes.items()])
+    assert other.stdout.splitlines() == [
+        str([(s, str(q.mark), str(q.book)) for s, q in tick.quotes.items()]) for tick in ticks
+    ]
 
 
 def test_the_order_of_calls_does_not_matter() -> None:
@@ -85,8 +86,8 @@ def test_the_order_of_calls_does_not_matter() -> None:
 
 
 def test_another_seed_gives_another_market() -> None:
-    marks = {SyntheticSource(seed, SYMBOLS).tick(epoch_second(NOW)).quotes["BTC"].mark for seed in range(20)}
-    assert len(marks) == 20
+    marks = {SyntheticSource(seed, SYMBOLS).tick(epoch_second(NOW)).quotes["BTC"].mark for seed in range(5)}
+    assert len(marks) == 5
 
 
 def test_one_market_does_not_depend_on_which_others_are_followed() -> None:
