@@ -226,6 +226,7 @@ def _flatten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_commands, "FLATTEN_S", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("pair", [" / ".join(pair) for pair in PAIRS])
 async def test_an_actor_in_a_gap_of_a_live_order(

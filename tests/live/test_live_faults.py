@@ -34,7 +34,7 @@ from trader.market.domain.markets import PLAIN_FUNDING_RATE
 
 D = Decimal
 BLOCKS = 5
-SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "1000" if is_nightly() else "30"))
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "1000" if is_nightly() else "20"))
 VENUES = [
     (kind, place + 2 * block) for place, kind in enumerate((FakeExchange, FakeHyperliquid)) for block in range(BLOCKS)
 ]

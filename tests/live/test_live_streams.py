@@ -25,7 +25,7 @@ from trader.settings.forms import Secret
 D = Decimal
 PLAN = ExitPlan(stop=D(93000), target=D(96000))
 EIGHT = tuple(range(ACCOUNT, ACCOUNT + 8))
-CYCLES = 16
+CYCLES = 10
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """A backup is data: no file can execute anything, and only rows that the schema allows are restored."""
 
 import asyncio
-import re
 import shutil
 import stat
 import struct
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -215,36 +213,26 @@ def twice(archive: Archive, rows: bytes) -> None:
 PLACES = (before_the_rows, instead_of_the_rows, after_the_rows, in_the_search_path, by_name, twice)
 
 
-@pytest.mark.parametrize("is_superuser", [True, False], ids=["superuser", "owner"])
-@pytest.mark.parametrize("put", PLACES)
+REFUSED = "instead of the rows|the rows of models more than once|the schemas|which no"
+
+
 async def test_catalog_rows_create_no_superuser_and_run_no_program(
-    source: Database,
-    dsn: str,
-    empty_dsn: str,
-    empty_superuser_dsn: str,
-    tmp_path: Path,
-    marker: Path,
-    put: Callable[[Archive, bytes], None],
-    *,
-    is_superuser: bool,
+    source: Database, dsn: str, empty_dsn: str, empty_superuser_dsn: str, tmp_path: Path, marker: Path
 ) -> None:
+    file = await dumped(dsn, tmp_path)
+    content = file.read_bytes()
     async with source.connection() as conn:
         language = await conn.fetchval("SELECT oid FROM pg_language WHERE lanname = 'plpgsql'")
-    file = await dumped(dsn, tmp_path)
-    archive = Archive.read(file.read_bytes())
-    put(archive, takeover(language, marker))
-    file.write_bytes(archive.written())
-    with pytest.raises(StartError) as refused:
-        await restored(file, empty_superuser_dsn if is_superuser else empty_dsn)
-    message = str(refused.value)
-    assert ("`createdb --owner trader trader`" in message) is is_superuser, message
-    assert is_superuser or re.search(
-        "instead of the rows|the rows of models more than once|the schemas|which no", message
-    )
-    async with source.connection() as conn:
-        assert not await conn.fetchval("SELECT count(*) FROM pg_authid WHERE rolname = 'evilroot'")
-    assert not marker.exists()
-    assert await digests(empty_dsn) == {}
+        for put in PLACES:
+            archive = Archive.read(content)
+            put(archive, takeover(language, marker))
+            file.write_bytes(archive.written())
+            for target, reason in ((empty_superuser_dsn, "`createdb --owner trader trader`"), (empty_dsn, REFUSED)):
+                with pytest.raises(StartError, match=reason):
+                    await restored(file, target)
+                assert not await conn.fetchval("SELECT count(*) FROM pg_authid WHERE rolname = 'evilroot'"), put
+                assert not marker.exists(), put
+                assert await digests(empty_dsn) == {}, put
 
 
 FIELDS = ("tag", "kind", "schema", "definition", "copy", "drop", "owner", "section", "has_data", "number")

@@ -13,7 +13,7 @@ from support.replication import admit
 
 from trader.__main__ import main
 from trader.core.errors import StartError
-from trader.core.ownership import EMBEDDED_FOLDER
+from trader.core.ownership import EMBEDDED_FOLDER, mark_made_here
 from trader.database.embedded.binaries import choose_binaries
 from trader.database.embedded.folders import server_account
 from trader.database.embedded.server import EmbeddedPostgres
@@ -83,29 +83,29 @@ def run_a_program(folder: Path, name: str, line: str) -> None:
         file.write(line)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda folder: run_a_program(folder, "postgresql.auto.conf", "Restore_Command = 'true'\n"), "Restore_Command"),
-        (lambda folder: run_a_program(folder, "postgresql.conf", " archive_library 'x'\n"), "archive_library"),
-        (lambda folder: run_a_program(folder, "postgresql.conf", "include_if_exists '/x'\n"), "include_if_exists"),
-        (lambda folder: (folder / "data" / "standby.signal").touch(), "standby.signal"),
-        (
-            lambda folder: (folder / "initdb.log").rename(folder / "x") and (folder / "initdb.log").symlink_to("x"),
-            "link",
-        ),
-        (lambda folder: folder.chmod(0o777), "can be changed by other users"),
-        (lambda folder: os.chown(folder, 61_000, 61_000), "belongs to another user"),
-    ],
-)
-async def test_a_folder_that_others_could_have_changed_is_refused_by_name(
-    open_folder: Path, change: Callable[[Path], None], named: str
-) -> None:
-    folder = open_folder / "pg"
-    await start(folder)
-    change(folder)
-    with pytest.raises(StartError, match=named):
-        await start(folder)
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "Restore_Command": lambda it: run_a_program(it, "postgresql.auto.conf", "Restore_Command = 'true'\n"),
+    "archive_library": lambda it: run_a_program(it, "postgresql.conf", " archive_library 'x'\n"),
+    "include_if_exists": lambda it: run_a_program(it, "postgresql.conf", "include_if_exists '/x'\n"),
+    "standby.signal": lambda it: (it / "data" / "standby.signal").touch(),
+    "link": lambda it: (it / "initdb.log").rename(it / "x").parent.joinpath("initdb.log").symlink_to("x"),
+    "can be changed by other users": lambda it: it.chmod(0o777),
+    "belongs to another user": lambda it: os.chown(it, 61_000, 61_000),
+}
+"""Changes of a server's folder by others, each with what names it."""
+
+
+async def test_a_folder_that_others_could_have_changed_is_refused_by_name(open_folder: Path) -> None:
+    await start(open_folder / "made")
+    for number, (named, change) in enumerate(CHANGES.items()):
+        folder = open_folder / f"pg-{number}"
+        folder.mkdir()
+        mark_made_here(folder)
+        shutil.copytree(open_folder / "made" / "data", folder / "data")
+        shutil.copy(open_folder / "made" / "initdb.log", folder)
+        change(folder)
+        with pytest.raises(StartError, match=named):
+            await start(folder)
 
 
 async def test_links_in_a_folder_without_data_are_not_written_to(open_folder: Path) -> None:
@@ -118,9 +118,8 @@ async def test_links_in_a_folder_without_data_are_not_written_to(open_folder: Pa
     assert not victim.exists()
 
 
-@pytest.mark.parametrize("command", ["check --demo", "audit", "status", "models list", "backup x.dump", "serve --demo"])
 def test_no_command_starts_a_strangers_folder_or_obeys_its_settings(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     made, theirs = open_folder / "made", open_folder / "theirs"
@@ -130,10 +129,12 @@ def test_no_command_starts_a_strangers_folder_or_obeys_its_settings(
     (made / EMBEDDED_FOLDER / "data" / "recovery.signal").touch()
     shutil.copytree(made, theirs)
     monkeypatch.chdir(theirs)
-    assert main(command.split()) in {1, 2}
-    assert "was not made here by this user" in capsys.readouterr().err
-    for settings in (f"DATABASE_URL=postgresql://{theirs}/x", "NONSENSE"):
-        Path(".env").write_text(settings)
-        assert main(command.split()) == 2
-        assert ".env is not read: .trader/postgres beside it was not made here" in capsys.readouterr().err
-    assert not ran.exists()
+    for command in ("check --demo", "audit", "status", "models list", "backup x.dump", "serve --demo"):
+        Path(".env").unlink(missing_ok=True)
+        assert main(command.split()) in {1, 2}
+        assert "was not made here by this user" in capsys.readouterr().err
+        for settings in (f"DATABASE_URL=postgresql://{theirs}/x", "NONSENSE"):
+            Path(".env").write_text(settings)
+            assert main(command.split()) == 2
+            assert ".env is not read: .trader/postgres beside it was not made here" in capsys.readouterr().err
+        assert not ran.exists(), command

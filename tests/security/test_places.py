@@ -10,7 +10,6 @@ from aiohttp.test_utils import make_mocked_request
 from support.manual_clock import ManualClock
 from support.operated_exchange import operating
 from support.records import START, add_model
-from support.scripted import ScriptedSource
 from support.served import make_stream_app, served
 from support.venue import Venue, running
 from support.waiting import until
@@ -36,7 +35,7 @@ LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch
 async def venue(database: Database) -> AsyncIterator[Venue]:
     async with database.connection() as conn:
         await add_model(conn, "apex")
-    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="2") as venue:
+    async with running(database, SIM_MAX_ACCOUNTS="2") as venue:
         await venue.see({"BTC": "94000"})
         yield venue
 
@@ -63,7 +62,7 @@ async def test_models_have_separate_slots(venue: Venue) -> None:
 
 
 async def test_an_operator_frees_the_slot_of_an_account_that_has_never_traded(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="2") as operated:
+    async with operating(database, SIM_MAX_ACCOUNTS="2") as operated:
         venue = operated.venue
         await operated.see({"BTC": "94000"})
         await venue.buy("0.01", account_id="trader")
