@@ -8,9 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from support.manual_clock import ManualClock
 from support.records import FakeExchange, add_invocation, make_account, make_model, make_position
-from support.scripted import START, ScriptedSource, make_settings
+from support.scripted import START, make_settings
 from support.service_context import make_context
 from support.venue import Venue, running
 
@@ -57,7 +56,7 @@ async def house(database: Database) -> AsyncIterator[House]:
             await upsert_model(conn, make_model(name, variant))
         idle = make_model("retired", VariantId.CONTRARIAN)
         await upsert_model(conn, Model(**{**{f: getattr(idle, f) for f in idle.__struct_fields__}, "active": False}))
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         exchange, clock = venue.exchange, venue.clock
         shared = database, exchange, venue.market, clock, EventBus(), settings, Providers()
         context = make_context(AgentServices(*shared, KnownModels(database)))

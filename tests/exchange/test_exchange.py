@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.manual_clock import ManualClock
 from support.run_profile import is_nightly
-from support.scripted import START, ScriptedSource, make_tick
+from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, running, without_depth
 from support.waiting import becomes
 
@@ -28,20 +28,13 @@ from trader.exchange.domain.orders import OrderSide, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql.accounts import DatabaseIdentity, Deletion, delete_account, insert_account, select_accounts
-from trader.market.domain.markets import Tick
-
-
-def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
-    """Ticks at seconds after START, each with the mids of its markets."""
-    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
-
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
 
 @pytest.fixture
 async def venue(database: Database) -> AsyncIterator[Venue]:
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see(QUIET)
         yield venue
         await agree_with_rows(venue)
@@ -88,7 +81,7 @@ async def test_more_accounts_trade_at_once_than_one_statement_posts(venue: Venue
 async def test_memory_versions_and_depth_equal_the_rows_after_any_history(database: Database, seed: int) -> None:
     """So do a follower's; and neither changes an account without a new version, by which others keep what they read."""
     chance, price = random.Random(seed), 94_000
-    async with running(database, ScriptedSource(), ManualClock(START), SHARED_DEPTH="on") as venue:
+    async with running(database, SHARED_DEPTH="on") as venue:
         await venue.see(QUIET)
         followed = Accounts(database, LedgerWriter(database), EventBus())
         known: dict[Accounts, tuple[int, Mapping[str, Account]]] = {}
@@ -229,7 +222,7 @@ async def test_invalid_orders_are_refused_with_a_named_field(venue: Venue) -> No
 
 
 async def test_the_account_limit_holds_under_concurrency(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="3") as venue:
+    async with running(database, SIM_MAX_ACCOUNTS="3") as venue:
         await venue.see({"BTC": "94000"})
         tried = await asyncio.gather(
             *(venue.buy("0.01", account_id=f"m{n}") for n in range(6)),
@@ -240,7 +233,7 @@ async def test_the_account_limit_holds_under_concurrency(database: Database) -> 
 
 
 async def test_an_order_without_a_fresh_price_is_refused(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         assert (await venue.buy("0.01")).reason == "there is no price for BTC yet"
         await venue.see({"BTC": "94000"})
         await venue.clock.advance(timedelta(seconds=31))
@@ -271,7 +264,7 @@ async def test_depth_recovers_with_its_half_life_across_a_restart(database: Data
 
 
 async def test_a_database_of_another_market_is_refused(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START)):
+    async with running(database):
         pass
     other = ScriptedSource()
     other.identity = "scripted:2"
@@ -423,7 +416,7 @@ async def test_a_pair_that_cannot_be_filled_trades_nothing(venue: Venue) -> None
 
 
 async def test_a_pair_meets_the_first_moment_at_which_both_markets_have_a_later_book(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="1500") as venue:
+    async with running(database, SIM_LATENCY_MS="1500") as venue:
         await venue.see(QUIET)
         pair = asyncio.create_task(venue.pair(SHORT_ETH, {}))
         for mid in ("3300", "3310", "3320", "3330"):  # the latency ends at the second of them
@@ -453,7 +446,7 @@ async def test_a_halted_account_opens_nothing_by_a_pair(venue: Venue) -> None:
 
 
 async def test_a_pair_with_an_unknown_market_or_an_old_book_is_refused(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see({"BTC": "94000"})
         with pytest.raises(InvalidInput, match="'DOGE' is not traded here; markets are BTC, ETH, SOL"):
             await venue.pair({}, {"symbol": "DOGE"})

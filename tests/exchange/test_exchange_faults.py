@@ -7,9 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
-from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 from support.waiting import retried, turns, until
 
@@ -41,7 +39,7 @@ async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
 async def venue(proxy: FaultyProxy) -> AsyncIterator[Venue]:
     """An exchange that reaches its database through the proxy, and whose statements time out after half a second."""
     database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see(QUIET)
         yield venue
         proxy.pass_on()
@@ -217,7 +215,7 @@ async def test_an_order_storm_over_randomly_cut_connections_posts_each_order_onc
 
 
 async def test_an_order_waiting_for_its_book_when_the_term_ends_is_unavailable(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="200") as venue:
+    async with running(database, SIM_LATENCY_MS="200") as venue:
         await venue.see(QUIET)
         waiting = asyncio.create_task(venue.buy("0.01", client_order_id="waits"))
         await until(lambda: venue.market.orders_waiting)
@@ -250,7 +248,7 @@ async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
 async def test_shared_depth_returns_if_the_commit_that_took_it_fails(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START), SHARED_DEPTH="on") as venue:
+    async with running(database, SHARED_DEPTH="on") as venue:
         await venue.see(QUIET)
         for account_id in ("a", "b"):
             await venue.exchange.open_account(account_id)
@@ -272,7 +270,7 @@ async def test_a_bug_at_one_accounts_tick_stops_no_other_and_the_account_catches
             raise ZeroDivisionError
         return apply_tick(account, *more)
 
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see(QUIET)
         for account_id in ("a", "b"):
             await venue.buy("0.1", account_id=account_id, leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000)))
@@ -312,7 +310,7 @@ async def test_a_bug_in_a_listener_changes_no_answer_and_reaches_no_other_listen
     def failing(event: Event) -> None:
         raise KeyError(type(event).__name__)
 
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         seen: list[Event] = []
         venue.bus.subscribe(failing)
         venue.bus.subscribe(seen.append)

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from support.manual_clock import ManualClock
 from support.operated_exchange import OperatedExchange, operating
-from support.proxy import FaultyProxy
+from support.proxy import behind_proxy
 from support.scripted import START, ScriptedSource
 from support.trading_floor import calling, hold, open_floor, opening
-from support.venue import agree_with_rows
+from support.venue import Venue, agree_with_rows
 from support.waiting import becomes, retried, until
 
 from trader.core.errors import Unavailable
@@ -37,7 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def operated(database: Database) -> AsyncIterator[OperatedExchange]:
-    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(database) as operated:
         await operated.see(QUIET)
         yield operated
         await agree_with_rows(operated.venue)
@@ -78,7 +78,7 @@ async def test_a_halt_of_one_account_leaves_the_others_trading(operated: Operate
 
 async def test_an_order_in_flight_is_halted_too(database: Database) -> None:
     """It was accepted before the halt, and meets its book after it."""
-    async with operating(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="500") as operated:
+    async with operating(database, SIM_LATENCY_MS="500") as operated:
         await operated.see(QUIET)
         order = asyncio.create_task(operated.venue.buy("0.01"))
         await until(lambda: operated.venue.market.orders_waiting)
@@ -101,30 +101,34 @@ async def test_a_halt_cancels_resting_orders_that_could_open(operated: OperatedE
     assert [order.id for order in venue.exchange.accounts["a"].resting] == [reducing.id]
 
 
+def make_unreachable(venue: Venue, unreachable: str, patch: pytest.MonkeyPatch) -> None:
+    """Let no order of this account be canceled."""
+    cancel = venue.exchange.cancel_order
+
+    async def cancel_others(account_id: str, order_id: str) -> OrderAnswer:
+        if account_id == unreachable:
+            raise Unavailable("what became of an order is not known yet")
+        return await cancel(account_id, order_id)
+
+    patch.setattr(venue.exchange, "cancel_order", cancel_others)
+
+
 async def test_an_unreachable_account_does_not_keep_others_from_being_halted(
     operated: OperatedExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    venue, cancel = operated.venue, operated.venue.exchange.cancel_order
+    venue = operated.venue
     for account_id in ("a", "b"):
         await venue.buy("0.1", account_id=account_id, leverage=D(5))
         await venue.buy("0.02", account_id=account_id, type=OrderType.LIMIT, limit_price=D(90_000))
 
-    async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
-        if account_id == "a":
-            raise Unavailable("what became of an order is not known yet")
-        return await cancel(account_id, order_id)
-
-    monkeypatch.setattr(venue.exchange, "cancel_order", cancel_of_b)
+    make_unreachable(venue, "a", monkeypatch)
     for verb in (Verb.HALT, Verb.FLATTEN):
         command = await operated.ask(verb)
         await operated.polled_until(lambda: not venue.exchange.accounts["b"].resting)
         if verb is Verb.FLATTEN:
             await operated.polled_until(lambda: not any(venue.exchange.accounts[name].positions for name in ("a", "b")))
         assert venue.exchange.accounts["a"].resting
-        async with venue.database.connection() as conn:
-            state = await store.select_command_state(conn, command.id)
-        assert state is not None
-        assert state.outcome is None, "the remaining work is not forgotten"
+        assert (await operated.state(command)).outcome is None, "the remaining work is not forgotten"
     monkeypatch.undo()
     await operated.polled_until(lambda: not venue.exchange.accounts["a"].resting)
 
@@ -166,19 +170,14 @@ async def test_a_restarted_flatten_makes_new_attempts(
 async def test_an_unreachable_halted_account_does_not_keep_others_from_being_swept(
     operated: OperatedExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    venue, cancel = operated.venue, operated.venue.exchange.cancel_order
+    venue = operated.venue
     await operated.do(Verb.HALT)
     monkeypatch.setattr(halt_rules, "refusal_to_open", lambda *_: None)
     for account_id in ("a", "b"):
         await venue.buy("0.02", account_id=account_id, type=OrderType.LIMIT, limit_price=D(90_000))
     monkeypatch.undo()
 
-    async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
-        if account_id == "a":
-            raise Unavailable("what became of an order is not known yet")
-        return await cancel(account_id, order_id)
-
-    monkeypatch.setattr(venue.exchange, "cancel_order", cancel_of_b)
+    make_unreachable(venue, "a", monkeypatch)
     with pytest.raises(Unavailable):
         await operated.operations.poll()
     assert [bool(venue.exchange.accounts[account_id].resting) for account_id in ("a", "b")] == [True, False]
@@ -205,10 +204,7 @@ async def test_a_standby_sees_halts_but_executes_nothing(database: Database, ope
     venue.exchange.suspend()  # as while another process leads
     await standby.operations.poll()
     assert len(standby.halts.in_force) == 1
-    async with database.connection() as conn:
-        state = await store.select_command_state(conn, command.id)
-    assert state is not None
-    assert not state.taken
+    assert not (await operated.state(command)).taken
 
 
 async def test_a_halt_survives_a_restart_and_cancels_leftover_resting_orders(database: Database) -> None:
@@ -238,10 +234,7 @@ async def test_a_leader_that_resigns_starts_nothing_more(database: Database, ope
     await operated.operations.close()
     command = await operated.ask(Verb.HALT)
     await operated.operations.poll()
-    async with database.connection() as conn:
-        state = await store.select_command_state(conn, command.id)
-    assert state is not None
-    assert not state.taken
+    assert not (await operated.state(command)).taken
     assert operated.halts.refusal_to_open("a") is not None
 
 
@@ -258,9 +251,7 @@ async def test_a_command_not_executed_in_time_is_not_executed_later(
 
 
 async def test_a_halt_holds_without_the_database_and_is_written_later(dsn: str) -> None:
-    proxy = FaultyProxy(dsn)
-    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
-    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+    async with behind_proxy(dsn) as (proxy, database), operating(database) as operated:
         await operated.see(QUIET)
         proxy.stop()
         await operated.halts.halt(None, HaltCause.DRAWDOWN, "it fell", "limit")
@@ -274,14 +265,10 @@ async def test_a_halt_holds_without_the_database_and_is_written_later(dsn: str) 
             assert [(halt.cause, halt.reason) for halt in await store.select_halts(conn)] == [
                 (HaltCause.DRAWDOWN, "it fell")
             ]
-    await database.close()
-    await proxy.close()
 
 
 async def test_a_rule_that_lifts_its_unwritten_halt_lifts_it_for_good(dsn: str) -> None:
-    proxy = FaultyProxy(dsn)
-    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
-    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+    async with behind_proxy(dsn) as (proxy, database), operating(database) as operated:
         term = operated.venue.exchange.term
         assert term is not None
         proxy.stop()
@@ -291,8 +278,6 @@ async def test_a_rule_that_lifts_its_unwritten_halt_lifts_it_for_good(dsn: str) 
         assert operated.halts.refusal_to_open("a") is None
         await operated.halts.load()
         assert operated.halts.refusal_to_open("a") is None
-    await database.close()
-    await proxy.close()
 
 
 async def test_a_model_receives_the_reason_for_the_halt(database: Database) -> None:
@@ -400,9 +385,7 @@ async def test_the_next_leader_continues_a_flatten(database: Database) -> None:
 
 
 async def test_losing_the_database_in_the_middle_duplicates_nothing(dsn: str) -> None:
-    proxy = FaultyProxy(dsn)
-    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
-    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+    async with behind_proxy(dsn) as (proxy, database), operating(database) as operated:
         await operated.see(QUIET)
         for number in range(12):
             await operated.venue.buy("0.01", account_id=f"a{number}")
@@ -420,5 +403,3 @@ async def test_losing_the_database_in_the_middle_duplicates_nothing(dsn: str) ->
         async with database.connection() as conn:
             assert await conn.fetchval("SELECT count(*) FROM fills WHERE cause = 'operator'") == 12
         await agree_with_rows(operated.venue)
-    await database.close()
-    await proxy.close()

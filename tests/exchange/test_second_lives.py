@@ -1,14 +1,13 @@
 """A process that loses the lead and regains it carries nothing over that its new term does not know."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 from support.manual_clock import ManualClock
-from support.proxy import FaultyProxy
-from support.scripted import START, ScriptedSource
+from support.proxy import behind_proxy
+from support.scripted import START, HangingSource
 from support.tasks import ended
 from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 from support.waiting import until
@@ -18,42 +17,11 @@ from trader.database.pool import Database
 from trader.exchange import accounts as books
 from trader.exchange import tick_processor
 from trader.exchange.domain.orders import ExitPlan
-from trader.exchange.ledger_writer import LedgerWriter
-from trader.market.domain.markets import Tick
 
 D = Decimal
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 STOPPED = {**QUIET, "BTC": "92500"}
 PLAN = ExitPlan(stop=D(93_000))
-
-
-class HangingSource(ScriptedSource):
-    """A source whose history the test withholds; `asked` has the starts of the spans read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[datetime] = []
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        self.asked.append(after)
-        await self.answers.wait()
-        async for tick in super().history(after, until):
-            yield tick
-
-
-async def fail(writer: LedgerWriter, posting: object) -> None:
-    raise Unavailable("the server is gone")
-
-
-async def doubt(venue: Venue, monkeypatch: pytest.MonkeyPatch, *account_ids: str) -> None:
-    """Let the database not confirm an order of each account."""
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerWriter, "write", fail)
-        for account_id in account_ids:
-            with pytest.raises(Unavailable):
-                await venue.buy("0.01", leverage=D(5), account_id=account_id)
 
 
 async def miss_ticks(venue: Venue, count: int) -> None:
@@ -74,17 +42,17 @@ async def test_ticks_dropped_in_a_former_term_delay_no_recovery(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tick_processor, "KEPT_MAX", 5)
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see(QUIET)
         await venue.exchange.open_account("a")
-        await doubt(venue, monkeypatch, "a")
+        await venue.doubt(monkeypatch, "a")
         await miss_ticks(venue, 20)
         await lose(venue)
         await venue.exchange.lead()
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await venue.buy("0.1", leverage=D(5), symbol="ETH")
-        await doubt(venue, monkeypatch, "a")
+        await venue.doubt(monkeypatch, "a")
         for prices in (STOPPED, QUIET):
             await venue.see(prices)
             await ended("recovery of ")
@@ -121,7 +89,7 @@ async def test_accounts_that_waited_for_history_in_a_former_term_wait_no_longer(
         await venue.see(QUIET)
         for account_id in ("a", "b", "c"):
             await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id=account_id)
-        await doubt(venue, monkeypatch, "a", "b")
+        await venue.doubt(monkeypatch, "a", "b")
         await miss_ticks(venue, 8)
         source.asked.clear()
         source.answers.clear()
@@ -131,7 +99,7 @@ async def test_accounts_that_waited_for_history_in_a_former_term_wait_no_longer(
         source.answers.set()
         await venue.exchange.lead()
         regained_at = venue.clock.now()
-        await doubt(venue, monkeypatch, "c")
+        await venue.doubt(monkeypatch, "c")
         await miss_ticks(venue, 8)
         source.asked.clear()
         await venue.see(QUIET)
@@ -144,9 +112,7 @@ async def test_depth_of_an_order_that_did_not_finish_in_a_former_term_is_whole(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(books, "FINISH_S", 0.05)
-    proxy = FaultyProxy(dsn)
-    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
-    async with running(database, ScriptedSource(), ManualClock(START), SHARED_DEPTH="on") as venue:
+    async with behind_proxy(dsn) as (proxy, database), running(database, SHARED_DEPTH="on") as venue:
         await venue.see(QUIET)
         for account_id in ("a", "b", "c"):
             await venue.exchange.open_account(account_id)
@@ -166,5 +132,3 @@ async def test_depth_of_an_order_that_did_not_finish_in_a_former_term_is_whole(
         assert answer.average_price == D("94000.1"), "the best level is whole"
         await venue.buy("0.01", account_id="c")
         await agree_with_rows(venue)
-    await database.close()
-    await proxy.close()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
-from support.scripted import START, ScriptedSource, make_tick
+from support.scripted import START, HangingSource, ScriptedSource, make_tick
 from support.tasks import ended
-from support.venue import Venue, agree_with_rows, running
+from support.venue import Venue, agree_with_rows, refuse_posting, running
 from support.waiting import turns, until
 
 from trader.core.clock import ScaledClock
@@ -174,41 +174,14 @@ async def test_a_replay_applies_no_second_twice(database: Database) -> None:
         assert venue.exchange.accounts["a"].positions == once.positions
 
 
-class SlowSource(ScriptedSource):
-    """A source whose history is delayed until the test releases it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked, self.answers = asyncio.Event(), asyncio.Event()
-        self.answers.set()
-
-    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        self.asked.set()
-        await self.answers.wait()
-        async for tick in super().history(after, until):
-            yield tick
-
-
-async def fail(writer: LedgerWriter, posting: object) -> None:
-    raise Unavailable("the server is gone")
-
-
-async def be_in_doubt(venue: Venue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the database not confirm an order of the account."""
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerWriter, "write", fail)
-        with pytest.raises(Unavailable):
-            await venue.buy("0.01", leverage=D(5))
-
-
 async def test_an_account_in_doubt_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, clock = SlowSource(), ManualClock(START)
+    source, clock = HangingSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
         source.answers.clear()  # what was missed a moment ago is known without the source
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id="b")
-        await be_in_doubt(venue, monkeypatch)
+        await venue.doubt(monkeypatch, "a")
         async with asyncio.timeout(10):
             async with database.transaction() as busy:
                 await busy.execute("SELECT FROM accounts WHERE id = 'a' FOR UPDATE")
@@ -240,8 +213,9 @@ class RefusingSource(ScriptedSource):
 
 @pytest.mark.parametrize("set_by", [timedelta(0), -HOUR])
 async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_back_off(
-    database: Database, monkeypatch: pytest.MonkeyPatch, set_by: timedelta
+    dsn: str, monkeypatch: pytest.MonkeyPatch, set_by: timedelta
 ) -> None:
+    database = await Database.connect(dsn, command_timeout_s=0.5)  # the accounts are locked for longer
     monkeypatch.setattr("trader.exchange.tick_processor.KEPT_MAX", 5)
     monkeypatch.setattr("trader.exchange.tick_processor.deque", lambda maxlen: deque(maxlen=5))
     source, clock = RefusingSource(), ManualClock(START)
@@ -252,7 +226,7 @@ async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_b
         for name in names:
             await venue.buy("0.01", leverage=D(5), exit_plan=PLAN, account_id=name)
         with monkeypatch.context() as patched:
-            patched.setattr(LedgerWriter, "write", fail)
+            patched.setattr(LedgerWriter, "write", refuse_posting)
             await venue.see(STOPPED)
         assert len(venue.accounts.in_doubt) == len(names)
         source.script = [make_tick(clock.now() + set_by, STOPPED)]  # as the history dates it
@@ -271,6 +245,7 @@ async def test_accounts_in_doubt_for_long_share_one_reading_of_the_history_and_b
         assert source.asked <= asked + 3
         assert not any(venue.exchange.accounts[name].positions for name in names)
         await agree_with_rows(venue)
+    await database.close()
 
 
 async def test_an_account_in_doubt_catches_up_on_ticks_of_a_clock_that_was_set_back(
@@ -280,7 +255,7 @@ async def test_an_account_in_doubt_catches_up_on_ticks_of_a_clock_that_was_set_b
     async with running(database, ScriptedSource(), clock) as venue:
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
-        await be_in_doubt(venue, monkeypatch)
+        await venue.doubt(monkeypatch, "a")
         clock.set_by(-HOUR)
         await venue.see(STOPPED)
         await venue.see(QUIET)
@@ -327,7 +302,7 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         with monkeypatch.context() as patch:
-            patch.setattr(LedgerWriter, "write", fail)
+            patch.setattr(LedgerWriter, "write", refuse_posting)
             await venue.see(STOPPED)
             await venue.see(QUIET)
             await venue.see(QUIET, after_s=29)
@@ -361,7 +336,7 @@ async def test_missed_funding_of_an_account_in_doubt_uses_the_mark_before_the_bo
             await write(writer, posting)
 
         with monkeypatch.context() as patch:
-            patch.setattr(LedgerWriter, "write", fail)
+            patch.setattr(LedgerWriter, "write", refuse_posting)
             await venue.see(STOPPED, after_s=5)  # the boundary has passed, and prices have moved
             if how == "kill":
                 for _ in range(3):
@@ -406,14 +381,14 @@ async def test_a_decision_that_a_tick_waits_for_is_dated_before_that_tick(
 
 
 async def test_a_decision_while_a_gap_closes_is_dated_before_the_tick_that_ends_it(database: Database) -> None:
-    source, clock = SlowSource(), ManualClock(START)
+    source, clock = HangingSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
         source.asked.clear()
         source.answers.clear()
         ticking = asyncio.create_task(venue.see(STOPPED, after_s=61))
-        await source.asked.wait()
+        await until(lambda: source.asked)
         await clock.advance(SECOND)
         await venue.buy("0.1", leverage=D(5), client_order_id="meanwhile")
         source.answers.set()

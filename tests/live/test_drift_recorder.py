@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
-from support.scripted import START, ScriptedSource
 from support.venue import Venue, running
 
 from trader.agents.sql.invocations import select_fills
@@ -22,7 +20,7 @@ D = Decimal
 
 @pytest.fixture
 async def venue(database: Database) -> AsyncIterator[Venue]:
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see({"BTC": "94000", "ETH": "3300", "SOL": "200"})
         yield venue
 

@@ -24,7 +24,7 @@ from trader.core.errors import (
 from trader.core.events import EventBus, MarketChecked, VenueDiffers
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
-from trader.exchange.domain.halts import HaltCause, Verb
+from trader.exchange.domain.halts import HaltCause
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
 from trader.exchange.halts import Halts
@@ -34,8 +34,6 @@ from trader.live.exchange import LiveExchange
 from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.orders import LighterOrders
-from trader.operations.loss_limits import LossLimits
-from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
 PLAN = ExitPlan(stop=D("90000.04"), target=D(99000))
@@ -493,8 +491,7 @@ async def test_invalidation_and_time_exits_are_executed_by_the_service(
         plan = ExitPlan(stop=plan.stop, time_exit=bench.clock.now() + timedelta(seconds=30))
     await bench.buy("0.25", leverage=D(5), exit_plan=plan)
     await bench.move({"BTC": mid}, after_s=after_s)
-    async with bench.database.connection() as conn:
-        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == reason
+    assert await bench.close_reasons() == [reason]
     assert bench.venue.sent[-1][0] == 15, "the stop went with its position"
     await bench.agree()
 
@@ -545,8 +542,7 @@ async def test_a_liquidation_is_booked_from_the_venues_trades(bench: Bench) -> N
     bench.venue.markets["BTC"].place(D("90500.0"))
     bench.venue.liquidate("BTC", "-0.25")
     await bench.synchronize()
-    async with bench.database.connection() as conn:
-        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "liquidation"
+    assert await bench.close_reasons() == ["liquidation"]
     await bench.agree()
 
 
@@ -561,8 +557,7 @@ async def test_a_position_opened_by_hand_is_booked_as_manual_and_protected_with_
     bench.venue.trade_by_hand("ETH", "2")
     await bench.move({}, after_s=LAG_S)
     await bench.agree()
-    async with bench.database.connection() as conn:
-        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "manual"
+    assert await bench.close_reasons() == ["manual"]
 
 
 async def test_trades_that_are_shown_late_are_booked_however_often_they_were_sought(bench: Bench) -> None:
@@ -674,6 +669,13 @@ async def test_an_impossible_position_stops_new_orders(bench: Bench, caplog: pyt
 # Start
 
 
+async def refused(bench: Bench, reason: str, **settings: str) -> None:
+    """Assert that a start is refused for this reason."""
+    with pytest.raises(StartError, match=reason):
+        await bench.start(**settings)
+    await bench.stop()
+
+
 async def test_a_standby_shows_the_leaders_trades_and_sends_nothing(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     accounts = LighterAccounts(live_settings(bench.venue.url), make_signer=PlainSigner)
@@ -716,9 +718,7 @@ async def test_two_models_never_share_an_account(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "one")
         await add_model(database, "two", ACCOUNT)
-        with pytest.raises(StartError, match="one and two would trade the venue's account 7 together"):
-            await bench.start()
-        await bench.stop()
+        await refused(bench, "one and two would trade the venue's account 7 together")
         await add_model(database, "two", 8)
         await add_model(database, "idle", active=False)
         bench.venue.open(8, "500")
@@ -743,9 +743,7 @@ async def test_a_row_may_name_the_key_of_its_account(database: Database) -> None
             ({"TWO_VENUE_API_KEY": PLAIN_KEY}, "not the private part"),
         )
         for given, reason in (unset, wrong):
-            with pytest.raises(StartError, match=reason):
-                await bench.start(**given)
-            await bench.stop()
+            await refused(bench, reason, **given)
         await bench.start(TWO_VENUE_API_KEY="cd" * 40)
         await bench.tell()
         assert (await bench.buy("0.01", account_id="two", leverage=D(5))).status is OrderStatus.FILLED
@@ -757,9 +755,7 @@ async def test_a_new_account_with_positions_is_refused(database: Database) -> No
         await add_model(database, "apex")
         bench.venue.event_lag_s = AT_ONCE  # traded some time ago
         bench.venue.trade_by_hand("BTC", "1")
-        with pytest.raises(StartError, match="holds BTC already"):
-            await bench.start()
-        await bench.stop()
+        await refused(bench, "holds BTC already")
 
 
 @pytest.mark.parametrize(
@@ -782,18 +778,14 @@ async def test_an_account_is_traded_only_with_its_key_and_in_the_classic_mode(
             await bench.stop()
         bench.venue.ledger.keys = bench.venue.ledger.keys if keys is None else keys
         bench.venue.ledger.trading_mode = mode
-        with pytest.raises(StartError, match=reason):
-            await bench.start()
-        await bench.stop()
+        await refused(bench, reason)
         assert bench.venue.sent == []
 
 
 async def test_an_account_that_the_venue_does_not_have_is_refused_at_the_start(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex", 4321)
-        with pytest.raises(StartError, match="The venue has no account 4321"):
-            await bench.start()
-        await bench.stop()
+        await refused(bench, "The venue has no account 4321")
 
 
 async def test_an_account_with_paper_capital_is_not_traded_live(database: Database) -> None:
@@ -801,39 +793,29 @@ async def test_an_account_with_paper_capital_is_not_traded_live(database: Databa
         await add_model(database, "apex")
         async with database.connection() as conn:
             await add_run(conn, "apex", make_run("apex", capital="10000"))
-        with pytest.raises(StartError, match=r"apex is open in this database with 10000, and .* has 10000\.25"):
-            await bench.start()
-        await bench.stop()
+        await refused(bench, r"apex is open in this database with 10000, and .* has 10000\.25")
 
 
 async def test_a_model_keeps_its_account(bench: Bench) -> None:
     await bench.stop()
     await add_model(bench.database, "apex", 8)
     bench.venue.open(8)
-    with pytest.raises(StartError, match="The books of apex belong to the venue's account 7"):
-        await bench.start()
-    await bench.stop()
+    await refused(bench, "The books of apex belong to the venue's account 7")
     await add_model(bench.database, "apex")
     await bench.start()
 
 
 async def test_a_database_of_another_account_mode_or_venue_is_refused(bench: Bench, database: Database) -> None:
     await bench.stop()
-    with pytest.raises(StartError, match="holds the orders of account 7 at http"):
-        await bench.start(VENUE_ACCOUNT_INDEX="9", LIVE_CONFIRM="9")
-    await bench.stop()
+    await refused(bench, "holds the orders of account 7 at http", VENUE_ACCOUNT_INDEX="9", LIVE_CONFIRM="9")
     async with database.connection() as conn:
         await conn.execute("UPDATE service_state SET venue_url = 'https://elsewhere.example'")
-    with pytest.raises(StartError, match=r"at https://elsewhere\.example"):
-        await bench.start()
-    await bench.stop()
+    await refused(bench, r"at https://elsewhere\.example")
     async with database.connection() as conn:
         await conn.execute(
             "UPDATE service_state SET trading_mode = 'simulated', venue_url = NULL, venue_account_index = NULL"
         )
-    with pytest.raises(StartError, match="holds simulated orders; TRADING_MODE is live"):
-        await bench.start()
-    await bench.stop()
+    await refused(bench, "holds simulated orders; TRADING_MODE is live")
     async with database.connection() as conn:
         await conn.execute("DELETE FROM service_state")
     await bench.start()
@@ -864,19 +846,14 @@ async def test_a_halt_stops_opening_and_allows_closing(bench: Bench) -> None:
 async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.buy("1", symbol="ETH", type=OrderType.LIMIT, limit_price=D(3000), leverage=D(5))
-    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
-    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
-    operations.start()
-    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with bench.flattening() as operations:
 
-    async def has_flattened() -> bool:
-        await operations.poll()
-        return bench.account().is_idle
+        async def has_flattened() -> bool:
+            await operations.poll()
+            return bench.account().is_idle
 
-    await until(has_flattened)
-    await operations.close()
-    async with bench.database.connection() as conn:
-        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "operator"
+        await until(has_flattened)
+    assert await bench.close_reasons() == ["operator"]
     await bench.reconcile()
 
 

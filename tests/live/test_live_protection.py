@@ -8,15 +8,12 @@ from decimal import Decimal
 import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
-from support.live import Bench, add_model, live_settings, prepared
+from support.live import Bench, add_model, prepared
 
 from trader.core.errors import StartError, TraderError
 from trader.core.events import VenueDiffers
 from trader.database.pool import Database
-from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType, PlanTarget
-from trader.operations.loss_limits import LossLimits
-from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
 BTC = IDS["BTC"]
@@ -27,12 +24,6 @@ LAG_S = 13
 def stops(bench: Bench) -> list[Decimal]:
     """Return the triggers of the stops that wait at the venue."""
     return [order.trigger for order in bench.venue.ledger.standing(BTC) if order.type == "stop-loss"]
-
-
-async def close_reasons(bench: Bench) -> list[str]:
-    async with bench.database.connection() as conn:
-        rows = await conn.fetch("SELECT close_reason FROM orders WHERE status = 'CLOSED' ORDER BY closed_at, id")
-    return [row["close_reason"] for row in rows]
 
 
 async def fire(bench: Bench, symbol: str = "BTC") -> None:
@@ -99,7 +90,7 @@ async def test_a_stop_that_fired_and_did_not_fill_is_closed_with_an_alarm(bench:
     (alarm,) = [event.text for event in bench.events if isinstance(event, VenueDiffers)]
     assert "fired at the venue and was not filled: it filled 0 of 0.1" in alarm
     await bench.reconcile()
-    assert await close_reasons(bench) == ["stop"]
+    assert await bench.close_reasons() == ["stop"]
 
 
 async def test_a_stop_that_does_not_fire_at_the_venue_is_closed_by_the_service(bench: Bench) -> None:
@@ -205,7 +196,7 @@ async def test_targets_stand_at_the_venue_for_their_parts_until_the_position_end
     await bench.move({"BTC": "89000.0"})
     await bench.agree()
     assert (limits(bench), bench.venue.positions()) == ([], {})
-    assert await close_reasons(bench) == ["target", "target", "stop"]
+    assert await bench.close_reasons() == ["target", "target", "stop"]
 
 
 async def test_a_plan_with_other_targets_replaces_their_orders_and_a_smaller_position_trims_them(bench: Bench) -> None:
@@ -294,7 +285,7 @@ async def test_an_order_older_than_the_venue_shows_is_booked_by_its_trades(bench
     await bench.start()
     await bench.tell()
     await bench.reconcile()
-    assert await close_reasons(bench) == ["stop"]
+    assert await bench.close_reasons() == ["stop"]
 
 
 async def test_a_trade_by_hand_is_booked_although_the_venues_clock_is_behind(bench: Bench) -> None:
@@ -320,7 +311,7 @@ async def test_a_market_that_ends_is_settled(bench: Bench) -> None:
     bench.venue.liquidate("BTC", "-0.1", kind="market-settlement")
     await bench.move({}, after_s=LAG_S)
     await bench.agree()
-    assert await close_reasons(bench) == ["ended"]
+    assert await bench.close_reasons() == ["ended"]
     assert "does not trade BTC now" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
 
 
@@ -334,14 +325,9 @@ async def test_flattening_closes_what_only_the_venue_holds(bench: Bench, is_show
     trades = bench.venue.ledger.trades
     if not is_shown:
         bench.venue.ledger.trades = []
-    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
-    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
-    operations.start()
-    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
-    async with asyncio.timeout(20), bench.database.connection() as conn:
+    async with asyncio.timeout(20), bench.flattening() as operations, bench.database.connection() as conn:
         while not await conn.fetchval("SELECT count(*) FROM commands WHERE finished_at IS NOT NULL"):
             await operations.poll()
-    await operations.close()
     assert bench.venue.positions() == {}
     if not is_shown:
         bench.venue.ledger.trades = trades + bench.venue.ledger.trades

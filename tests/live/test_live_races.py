@@ -9,17 +9,16 @@ from typing import Literal
 import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
-from support.live import Bench, live_settings
+from support.live import Bench
 from support.waiting import until
 
 from trader.core.errors import OrderUndecided, Unavailable
 from trader.core.events import VenueDiffers
-from trader.exchange.domain.halts import HaltCause, Verb
+from trader.exchange.domain.halts import HaltCause
 from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.live.account import LiveAccount
 from trader.live.domain.reconciliation import VenueReport
 from trader.live.lighter.records import LighterRecords
-from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
@@ -167,13 +166,8 @@ async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operator
     bench.venue.read_faults = ["ok", *["500"] * 50_000]
     with pytest.raises(OrderUndecided):
         await bench.buy("0.1", leverage=D(5))
-    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
-    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
-    operations.start()
-    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30), bench.flattening() as operations:
         yield operations
-    await operations.close()
 
 
 async def commands(bench: Bench, condition: str) -> int:

@@ -37,7 +37,7 @@ def in_force(operated: OperatedExchange) -> CAUSES:
 
 
 async def test_without_a_limit_nothing_is_measured_or_halted(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(database) as operated:
         await operated.see(QUIET)
         await operated.venue.buy("1", leverage=D(20))
         await operated.see({"BTC": "86000"})
@@ -47,7 +47,7 @@ async def test_without_a_limit_nothing_is_measured_or_halted(database: Database)
 
 
 async def test_the_daily_loss_halts_only_that_account(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START), MAX_DAILY_LOSS_PERCENT="5") as operated:
+    async with operating(database, MAX_DAILY_LOSS_PERCENT="5") as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.5", leverage=D(10))
         await operated.venue.buy("0.01", account_id="b")
@@ -191,7 +191,7 @@ async def test_resuming_after_a_persons_halt_forgives_no_loss(database: Database
 
 
 async def test_all_accounts_together_are_halted_and_new_capital_is_no_gain(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START), MAX_TOTAL_DAILY_LOSS_PERCENT="5") as operated:
+    async with operating(database, MAX_TOTAL_DAILY_LOSS_PERCENT="5") as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.1", leverage=D(10))
         await operated.see({"BTC": "93000"})
@@ -261,8 +261,7 @@ async def test_in_lockstep_resting_orders_are_canceled_at_the_update_that_halts(
 
 
 async def test_a_limit_can_flatten_too(database: Database) -> None:
-    settings = {"MAX_DRAWDOWN_PERCENT": "5", "FLATTEN_ON_LIMIT": "on"}
-    async with operating(database, ScriptedSource(), ManualClock(START), **settings) as operated:
+    async with operating(database, MAX_DRAWDOWN_PERCENT="5", FLATTEN_ON_LIMIT="on") as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.1", leverage=D(10))
         await operated.venue.buy("0.01", account_id="b")
@@ -294,7 +293,7 @@ async def test_a_market_without_a_price_is_waited_for(database: Database) -> Non
 
 
 async def test_a_baseline_that_another_term_has_changed_is_recorded_again(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START), MAX_DRAWDOWN_PERCENT="10") as operated:
+    async with operating(database, MAX_DRAWDOWN_PERCENT="10") as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.1", leverage=D(10))
         await operated.see(QUIET, after_s=20)
@@ -306,7 +305,7 @@ async def test_a_baseline_that_another_term_has_changed_is_recorded_again(databa
 
 
 async def test_a_new_term_measures_nothing_before_it_has_read_the_baselines(database: Database) -> None:
-    async with operating(database, ScriptedSource(), ManualClock(START), MAX_DRAWDOWN_PERCENT="5") as operated:
+    async with operating(database, MAX_DRAWDOWN_PERCENT="5") as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.5", leverage=D(10))
         operated.limits.stop()

@@ -131,7 +131,7 @@ async def test_a_resting_order_may_fill_before_its_response_is_known(database: D
 
 
 async def test_a_ledger_with_holes_is_reported_and_does_not_end_the_audit(database: Database) -> None:
-    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+    async with running(database) as venue:
         await venue.see({"BTC": "94000"})
         await venue.buy("2", leverage=D(40))
         await venue.see({"BTC": "94000"}, after_s=3600)

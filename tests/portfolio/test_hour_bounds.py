@@ -45,7 +45,7 @@ async def flat(operated: OperatedExchange) -> None:
 
 
 async def test_a_jump_of_the_clock_forgets_no_loss_of_the_hour(season: Database) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(season) as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.5", leverage=TEN)
         await operated.see({"BTC": "93500"})
@@ -58,7 +58,7 @@ async def test_a_jump_of_the_clock_forgets_no_loss_of_the_hour(season: Database)
 
 
 async def test_a_jump_of_the_clock_before_a_term_prolongs_no_halt(season: Database) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(season) as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.5", leverage=TEN)
         await operated.see({"BTC": "93400"})
@@ -71,7 +71,7 @@ async def test_a_jump_of_the_clock_before_a_term_prolongs_no_halt(season: Databa
 
 
 async def test_an_hour_cannot_lose_more_than_its_bound(season: Database) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(season) as operated:
         venue = operated.venue
         await operated.see(QUIET)
         await venue.buy("0.5", leverage=TEN)
@@ -102,7 +102,7 @@ async def test_an_hour_cannot_lose_more_than_its_bound(season: Database) -> None
 
 
 async def test_an_hour_cannot_gain_more_than_its_bound(season: Database) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(season) as operated:
         await operated.see(QUIET)
         await operated.venue.buy("0.5", leverage=TEN)
         await operated.see({"BTC": "95200"})
@@ -133,7 +133,7 @@ async def test_a_restart_within_the_hour_forgets_no_loss(season: Database) -> No
 
 
 async def test_after_the_end_nothing_is_bounded(season: Database) -> None:
-    async with operating(season, ScriptedSource(), ManualClock(START)) as operated:
+    async with operating(season) as operated:
         await operated.see(QUIET, after_s=DAY.total_seconds())
         await operated.venue.buy("0.5", leverage=TEN)
         await operated.see({"BTC": "90000"})

@@ -33,6 +33,7 @@ from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account
+from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder
 from trader.exchange.halts import Halts
@@ -52,6 +53,8 @@ from trader.live.lighter.signer import OrderTerms, Signed
 from trader.market.domain.markets import MARKETS as RULES
 from trader.market.domain.markets import Market, Quote, Tick
 from trader.market.feed import MarketFeed
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
 from trader.portfolio.audit import audit
 from trader.settings.forms import Secret
 from trader.settings.settings import Settings
@@ -330,6 +333,22 @@ class Bench:
     async def place(self, side: OrderSide, quantity: str, **more: Any) -> OrderAnswer:
         fields = {"account_id": "apex", "symbol": "BTC", **more}
         return (await self.exchange.place_orders(Order(side=side, quantity=Decimal(quantity), **fields)))[0]
+
+    @asynccontextmanager
+    async def flattening(self) -> AsyncIterator[OperatorCommands]:
+        """Give the command to flatten everything, which the block lets the service carry out."""
+        limits = LossLimits(self.database, self.exchange, self.halts, live_settings(self.venue.url))
+        operations = OperatorCommands(self.database, self.exchange, self.halts, limits)
+        operations.start()
+        await self.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+        yield operations
+        await operations.close()
+
+    async def close_reasons(self) -> list[str]:
+        """Return why the trades were closed, in their order."""
+        async with self.database.connection() as conn:
+            rows = await conn.fetch("SELECT close_reason FROM orders WHERE status = 'CLOSED' ORDER BY closed_at, id")
+        return [row["close_reason"] for row in rows]
 
     def account(self, account_id: str = "apex") -> Account:
         return self.exchange.accounts[account_id]

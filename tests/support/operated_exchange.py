@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+from support.manual_clock import ManualClock
+from support.scripted import ScriptedSource
 from support.venue import Venue, running
 from support.waiting import until
 
@@ -61,14 +63,18 @@ class OperatedExchange:
                 await store.insert_halting_command(conn, command)
         return command
 
+    async def state(self, command: OperatorCommand) -> store.CommandState:
+        async with self.venue.database.connection() as conn:
+            state = await store.select_command_state(conn, command.id)
+        assert state is not None
+        return state
+
     async def outcome(self, command: OperatorCommand) -> CommandOutcome:
         """Let the service read and execute it."""
 
         async def ended() -> CommandOutcome | None:
             await self.operations.poll()
-            async with self.venue.database.connection() as conn:
-                state = await store.select_command_state(conn, command.id)
-            return None if state is None else state.outcome
+            return (await self.state(command)).outcome
 
         outcome: CommandOutcome = await until(ended)
         return outcome
@@ -88,9 +94,9 @@ class OperatedExchange:
 
 @asynccontextmanager
 async def operating(
-    database: Database, source: object, clock: object, **settings: str
+    database: Database, source: ScriptedSource | None = None, clock: ManualClock | None = None, **settings: str
 ) -> AsyncIterator[OperatedExchange]:
-    async with running(database, source, clock, **settings) as venue:  # type: ignore[arg-type]
+    async with running(database, source, clock, **settings) as venue:
         operated = OperatedExchange(venue)
         await operated.start()
         try:

@@ -1,8 +1,11 @@
 """A TCP proxy in front of a PostgreSQL server that simulates network faults."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
+
+from trader.database.pool import Database
 
 
 class FaultyProxy:
@@ -107,3 +110,17 @@ class FaultyProxy:
 
 async def _nothing(_: int) -> None:
     pass
+
+
+@asynccontextmanager
+async def behind_proxy(
+    dsn: str, *, size: int = 4, command_timeout_s: float = 0.5
+) -> AsyncIterator[tuple[FaultyProxy, Database]]:
+    """A proxy, and a pool that reaches the database through it."""
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=size, command_timeout_s=command_timeout_s)
+    try:
+        yield proxy, database
+    finally:
+        await database.close()
+        await proxy.close()

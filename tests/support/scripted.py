@@ -1,5 +1,6 @@
 """A market source with scripted ticks, and the settings of a service under test."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -85,6 +86,22 @@ class ScriptedSource:
 
     def trouble(self, symbol: str) -> str | None:
         return self.troubles.get(symbol)
+
+
+class HangingSource(ScriptedSource):
+    """A source whose history the test withholds; `asked` has the starts of the spans read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[datetime] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        self.asked.append(after)
+        await self.answers.wait()
+        async for tick in super().history(after, until):
+            yield tick
 
 
 def make_settings(**changes: str) -> Settings:

@@ -7,10 +7,11 @@ from decimal import Decimal
 
 import pytest
 from support.manual_clock import ManualClock
-from support.scripted import ScriptedSource, make_settings, make_tick
+from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.waiting import until
 
 from trader.core.clock import Clock
+from trader.core.errors import Unavailable
 from trader.core.events import Event, EventBus
 from trader.database.pool import Connection, Database
 from trader.exchange.accounts import Accounts
@@ -60,6 +61,11 @@ def break_ledger_writer(
     return statements
 
 
+async def refuse_posting(writer: LedgerWriter, posting: object) -> None:
+    """Take the place of `LedgerWriter.write` while the server is away."""
+    raise Unavailable("the server is gone")
+
+
 class Venue:
     """A running exchange whose market the test moves."""
 
@@ -82,6 +88,14 @@ class Venue:
         self.source.script.append(tick)
         await self.clock.advance(timedelta(seconds=after_s))
         await self.market.take(tick, self.exchange.on_tick)
+
+    async def doubt(self, patch: pytest.MonkeyPatch, *account_ids: str) -> None:
+        """Let the database not confirm an order of each account."""
+        with patch.context() as patched:
+            patched.setattr(LedgerWriter, "write", refuse_posting)
+            for account_id in account_ids:
+                with pytest.raises(Unavailable):
+                    await self.buy("0.01", leverage=Decimal(5), account_id=account_id)
 
     async def recovered(self) -> None:
         """Wait until no account is in doubt."""
@@ -110,9 +124,10 @@ class Venue:
 
 @asynccontextmanager
 async def running(
-    database: Database, source: ScriptedSource, clock: ManualClock, **settings: str
+    database: Database, source: ScriptedSource | None = None, clock: ManualClock | None = None, **settings: str
 ) -> AsyncIterator[Venue]:
-    venue = Venue(database, source, clock, **settings)
+    """A leading exchange; by default, on a market and at a time of its own."""
+    venue = Venue(database, source or ScriptedSource(), clock or ManualClock(START), **settings)
     await venue.exchange.lead()
     try:
         yield venue

@@ -11,16 +11,15 @@ from support.scripted import START
 
 from trader.exchange.domain.account import Account, Run
 from trader.exchange.domain.ledger import ExchangeRules, Posting
-from trader.exchange.domain.orders import Cause, Order, OrderSide, OrderStatus, OrderType, Side
+from trader.exchange.domain.orders import Cause, Order, OrderSide, Side
 from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
-from trader.live.domain.ledger import book_foreign_trades, book_payments, refuse_sent, settle
+from trader.live.domain.ledger import book_foreign_trades, book_payments, settle
 from trader.live.domain.orders import VenueFunding, VenueOrderState
 from trader.market.domain.markets import MARKETS
 
 D = Decimal
 RULES = ExchangeRules(dict(MARKETS), D(0), D(0), D(0))
 MARKS = {"BTC": D(100)}
-REQUEST_ID = UUID(int=7)
 HOUR = START.replace(minute=0, second=0) + timedelta(hours=1)
 
 
@@ -37,15 +36,14 @@ def fill(number: int, quantity: str, price: str = "100", **more: object) -> Venu
     return VenueFill(**fields)  # type: ignore[arg-type]
 
 
-def sent(kind: VenueOrderType = VenueOrderType.MARKET, **more: object) -> SentOrder:
-    order = VenueOrder(client_index=5, symbol="BTC", side=OrderSide.BUY, type=kind, quantity=D(2), price=D(101))
-    request = Order(
-        account_id="a", symbol="BTC", side=OrderSide.BUY, quantity=D(2), leverage=D(4),
-        type=OrderType.LIMIT if kind is VenueOrderType.LIMIT else OrderType.MARKET,
-    )  # fmt: skip
+def sent(**more: object) -> SentOrder:
+    order = VenueOrder(
+        client_index=5, symbol="BTC", side=OrderSide.BUY, type=VenueOrderType.MARKET, quantity=D(2), price=D(101)
+    )
+    request = Order(account_id="a", symbol="BTC", side=OrderSide.BUY, quantity=D(2), leverage=D(4))
     fields: dict[str, object] = {
         "account_id": "a", "run_id": UUID(int=1), "order": order, "cause": Cause.ORDER, "status": SentStatus.SENT,
-        "expires_at": START, "created_at": START, "changed_at": START, "request_id": REQUEST_ID, "request": request,
+        "expires_at": START, "created_at": START, "changed_at": START, "request_id": UUID(int=7), "request": request,
         **more,
     }  # fmt: skip
     return SentOrder(**fields)  # type: ignore[arg-type]
@@ -63,43 +61,6 @@ def settled(
     return settle(before, order, shown, fills, MARKS, RULES, at)
 
 
-def test_a_market_order_opens_one_position_with_the_charged_fees() -> None:
-    posting = settled(account(), sent(), state("2"), fill(1, "0.5", "100"), fill(2, "1.5", "102", fee_rate=D(0)))
-    position = posting.account.positions["BTC"]
-    assert (position.quantity, position.entry_notional, position.margin) == (D(2), D(203), D("50.75"))
-    assert posting.account.fees == position.fees == D(50) * D("0.0003")
-    (answer,) = posting.answers
-    assert (answer.id, answer.status, answer.average_price) == (REQUEST_ID, OrderStatus.FILLED, D("101.5"))
-    (known,) = posting.sent
-    assert (known.status, known.filled, known.venue_index) == (SentStatus.DONE, D(2), 900)
-    assert [trade.trade_id for trade in posting.venue_fills] == [1, 2]
-
-
-def test_an_order_that_ended_without_a_fill_is_refused_under_its_request_id() -> None:
-    posting = settled(account(), sent(), state("0", "canceled-margin-not-allowed"))
-    (answer,) = posting.answers
-    assert (answer.id, answer.status) == (REQUEST_ID, OrderStatus.REJECTED)
-    assert answer.reason == "the venue ended the order: canceled-margin-not-allowed"
-    assert (posting.account.positions, posting.sent[0].status) == ({}, SentStatus.DONE)
-    refusal = refuse_sent(account(), sent(), "never taken", START)
-    (answer,) = refusal.answers
-    assert (answer.reason, refusal.sent[0].status) == ("never taken", SentStatus.REFUSED)
-
-
-def test_a_limit_order_rests_with_its_remaining_quantity_and_follows_the_venue() -> None:
-    order = sent(VenueOrderType.LIMIT)
-    first = settled(account(), order, state("0.5", "open", is_final=False), fill(1, "0.5"))
-    (answer,) = first.answers
-    assert (answer.status, first.account.resting[0].remaining) == (OrderStatus.RESTING, D("1.5"))
-    later = settled(first.account, first.sent[0], state("1", "canceled"), fill(2, "0.5", maker=True))
-    assert not later.answers
-    assert (later.account.resting, later.account.positions["BTC"].quantity) == ((), D(1))
-    assert later.resting[-1].cancel_reason == "the venue ended it: canceled"
-    assert [(booked.maker, booked.cause) for booked in (*first.fills, *later.fills)] == [
-        (False, Cause.ORDER), (True, Cause.LIMIT),
-    ]  # fmt: skip
-
-
 def held_with_stop() -> tuple[Account, SentOrder]:
     order = VenueOrder(
         client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
@@ -107,13 +68,6 @@ def held_with_stop() -> tuple[Account, SentOrder]:
     )  # fmt: skip
     stop = sent(order=order, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
     return settled(account(), sent(), state("2"), fill(1, "2")).account, stop
-
-
-def test_a_partly_filled_stop_keeps_closing() -> None:
-    held, stop = held_with_stop()
-    posting = settled(held, stop, state("0.5", "canceled-too-much-slippage"), fill(2, "0.5", "89", side=OrderSide.SELL))
-    assert (posting.account.positions["BTC"].quantity, posting.account.positions["BTC"].closing) == (D("1.5"), "stop")
-    assert posting.trades[0].close_reason is Cause.STOP
 
 
 def test_a_stop_seen_filling_that_ends_later_keeps_closing() -> None:
