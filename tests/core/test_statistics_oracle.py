@@ -35,6 +35,7 @@ def _walk(rng: Random, hours: int, *, drift: float = 0.0, memory: float = 0.0) -
     return points
 
 
+@pytest.mark.slow
 def test_ratios_agree_with_empyrical() -> None:
     empyrical = pytest.importorskip("empyrical")  # in one worker alone: it brings pandas and scipy.stats
     for seed in range(20):

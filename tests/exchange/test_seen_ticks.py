@@ -336,7 +336,7 @@ async def test_missed_funding_of_an_account_in_doubt_uses_the_mark_before_the_bo
             await write(writer, posting)
 
         with monkeypatch.context() as patch:
-            patch.setattr(LedgerWriter, "write", refuse_posting)
+            patch.setattr(LedgerWriter, "write", fail)
             await venue.see(STOPPED, after_s=5)  # the boundary has passed, and prices have moved
             if how == "kill":
                 for _ in range(3):

@@ -122,6 +122,7 @@ async def test_tokens_are_renewed_before_they_end_and_nothing_is_missed_meanwhil
         await until(lambda: frames.trades)
 
 
+@pytest.mark.slow
 async def test_eight_accounts_trade_within_the_limits_of_a_standard_account(bench: Bench) -> None:
     for number, index in enumerate(EIGHT):
         await add_model(bench.database, f"m{number}", index)

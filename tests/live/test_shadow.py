@@ -101,6 +101,7 @@ async def test_an_order_in_shadow_is_signed_and_compared_and_never_sent(
         assert api.budget.used_share == asked, "nothing more is read for it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("venue", "kind"), [("lighter", FakeExchange), ("hyperliquid", FakeHyperliquid)])
 async def test_a_paper_service_on_a_venues_prices_signs_for_the_entrants_in_shadow(
     database: Database, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, venue: str, kind: type[FakeExchange]

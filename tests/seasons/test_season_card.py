@@ -392,6 +392,7 @@ async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(publishe
         assert (checked.code, said in checked.err) == (2, True), checked.err
 
 
+@pytest.mark.slow
 async def test_tables_are_the_same_in_both_forms(database: Database, call: Call, tmp_path: Path) -> None:
     await play_season(database)
     assert (await call("season", "close", "columns", "--tables", "parquet")).code == 0
@@ -456,6 +457,7 @@ async def test_a_season_is_closed_once_its_last_hours_are_recorded_and_publishes
     assert (await call("season", "check", "result")).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["rows", "record", "snapshot"])
 async def test_a_season_is_not_closed_before_the_results_of_its_last_hour_are_recorded(
     database: Database, call: Call, tmp_path: Path, missing: str

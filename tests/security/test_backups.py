@@ -25,6 +25,8 @@ from trader.database.embedded.binaries import wheel_binaries
 from trader.database.pool import Database
 from trader.database.schema import schema_version
 
+pytestmark = pytest.mark.processes
+
 _MAGIC = b"PGDMP"
 
 

@@ -18,6 +18,8 @@ from trader.database.embedded.binaries import choose_binaries
 from trader.database.embedded.folders import server_account
 from trader.database.embedded.server import EmbeddedPostgres
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_another_process_of_the_servers_user_is_not_its_superuser(open_folder: Path) -> None:

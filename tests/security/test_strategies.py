@@ -25,6 +25,8 @@ from trader.core.errors import ProviderError, SettingsError
 from trader.core.variant_id import VariantId
 from trader.strategies import build_view
 
+pytestmark = pytest.mark.processes
+
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs the program bwrap")
 CONFINED = [False, pytest.param(True, marks=needs_bubblewrap)]
 
