@@ -318,10 +318,12 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
         await agree_with_rows(venue)
 
 
-@pytest.mark.parametrize("how", ["recovery", "kill"])
+@pytest.mark.parametrize("how", ["recovery", "history", "kill"])
 async def test_missed_funding_of_an_account_in_doubt_uses_the_mark_before_the_boundary(
     database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    if how == "history":  # the missed tick is kept no longer when the account recovers
+        monkeypatch.setattr("trader.exchange.tick_processor.KEPT_MAX", 1)
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
         await venue.see(QUIET)
@@ -342,7 +344,7 @@ async def test_missed_funding_of_an_account_in_doubt_uses_the_mark_before_the_bo
                 for _ in range(3):
                     await venue.see(STOPPED, after_s=29)  # a checkpoint is due
                 await die(venue)
-        if how == "recovery":
+        if how != "kill":
             await venue.see(STOPPED)
             await venue.recovered()
     async with running(database, source, clock) as venue:
