@@ -9,6 +9,7 @@ import pytest
 from support.fake_exchange import AT_ONCE
 from support.fake_venue import IDS
 from support.live import Bench, add_model, prepared
+from support.run_profile import is_nightly
 
 from trader.core.errors import StartError, TraderError
 from trader.core.events import VenueDiffers
@@ -105,7 +106,7 @@ async def test_a_stop_that_does_not_fire_at_the_venue_is_closed_by_the_service(b
 # Stops from the first moment
 
 
-@pytest.mark.parametrize("turns", range(0, 60, 4))
+@pytest.mark.parametrize("turns", range(0, 60, 4 if is_nightly() else 12))
 async def test_a_fill_has_its_stop_whenever_the_service_is_killed(bench: Bench, turns: int) -> None:
     placing = asyncio.create_task(bench.buy("0.1", leverage=D(5), exit_plan=PLAN))
     for _ in range(turns):

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from support.fake_venue import FakeMarket, FakeVenue, fake_venue
+from support.run_profile import is_nightly
 from support.waiting import until
 
 from trader.core.clock import SystemClock
@@ -20,7 +21,7 @@ from trader.market.domain.markets import Book, Tick
 from trader.market.feed import MarketFeed
 
 D = Decimal
-SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "12"))
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "12" if is_nightly() else "6"))
 STEPS = 40
 
 Levels = frozenset[tuple[Decimal, Decimal]]
