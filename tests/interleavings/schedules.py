@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from interleavings import outside
 from interleavings.arena import AGENT, MODEL, OTHER_AGENT, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
 from interleavings.gaps import FAULTS, Gaps, run_as
-from support.run_profile import is_nightly
 from support.seasons import add_season
 from support.tasks import ended
 from support.trading_floor import calling, hold, opening
@@ -778,9 +777,7 @@ ONLY_BY: Final = {
 
 PAIRS: Final = [
     (operation, actor)
-    for row, operation in enumerate(OPERATIONS)
-    for column, actor in enumerate(ACTORS)
+    for operation in OPERATIONS
+    for actor in ACTORS
     if operation in ONLY_FOR.get(actor, OPERATIONS) and actor in ONLY_BY.get(operation, ACTORS)
-    if is_nightly() or operation in ONLY_BY or actor in ONLY_FOR or (row + column) % 2 == 0
 ]
-"""By day every second of those that are not special, so that each operation meets half of the actors."""

@@ -1,8 +1,7 @@
 """Every operation of the service, with another actor in each of its gaps: books, memory and record agree.
 
-By day, each actor acts in one gap, drawn by a seed, of about every second operation; with HYPOTHESIS_PROFILE=nightly it
-acts in every gap of each. A failure prints its schedules; one of them runs again with
-SCHEDULE="operation / actor / gap" and `-k again`.
+By day, each actor acts in one gap of each operation, drawn by a seed; with HYPOTHESIS_PROFILE=nightly it acts in every
+gap. A failure prints its schedules; one of them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
 """
 
 import asyncio
