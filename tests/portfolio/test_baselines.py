@@ -189,6 +189,33 @@ async def nothing(after: datetime, until: datetime) -> AsyncIterator[Tick]:
         yield tick
 
 
+async def test_a_position_waits_for_a_market_that_comes_later_than_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill came before the first checkpoint with its mark."""
+
+    def first(after: datetime) -> Tick:
+        tick = bench.source.tick(epoch_second(after) + 1)
+        return Tick(tick.at, {"BTC": tick.quotes["BTC"]})
+
+    async def history(after: datetime, _until: datetime) -> AsyncIterator[Tick]:
+        yield first(after)
+
+    await bench.minutes(1)
+    bench.market = MarketFeed(bench.source, bench.clock)
+    bench.exchange = make_exchange(bench.database, bench.market, bench.clock, bench.settings)
+    bench.baselines = bench.make()
+    with monkeypatch.context() as source:
+        source.setattr(bench.source, "history", history)
+        await bench.exchange.lead()
+        await bench.baselines.lead()
+    late = first(bench.clock.now())
+    await bench.clock.advance(SECOND)
+    await bench.market.take(late, bench.baselines.on_tick)
+    await bench.minutes(1)
+    assert len(await bench.values(BUY_AND_HOLD.id)) == 2
+
+
 async def test_baselines_are_neither_models_nor_accounts(bench: Bench) -> None:
     async with bench.database.connection() as conn:
         await add_model(conn, "one")

@@ -15,7 +15,7 @@ from trader.core import tasks
 from trader.core.clock import Clock, JumpWatch, ScaledClock, dated_origin, interval_elapsed, iso
 from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
 from trader.exchange.accounts import Accounts, CatchUp, LastSeen
-from trader.exchange.domain.account import Account, AppliedTick
+from trader.exchange.domain.account import Account, AppliedTick, has_marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
@@ -290,6 +290,8 @@ class TickProcessor:
             account = self._accounts.by_id.get(account_id)
             if account is None or account_id in self._accounts.in_doubt:  # removed, or about to catch up
                 continue
+            if not has_marks(account, moment.marks):  # of a market that comes later than another
+                continue
             if self._accounts.is_changing(account_id) or is_affected(account, moment, self._rules):
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:
@@ -355,7 +357,8 @@ class TickProcessor:
         affected = [
             account_id
             for account_id, account in self._accounts.by_id.items()
-            if self._accounts.is_changing(account_id) or not is_unaffected(account, ranges, self._rules)
+            if has_marks(account, moments[-1].marks)
+            and (self._accounts.is_changing(account_id) or not is_unaffected(account, ranges, self._rules))
         ]
         await asyncio.sleep(0)
         for moment in moments:
