@@ -1,5 +1,6 @@
 """Baselines: reference accounts that hold nothing or follow the market, and survive a restart."""
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
@@ -131,6 +132,20 @@ async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) ->
         assert saved.state.account.run == before[key].state.account.run
         assert saved.state.account.sequence >= before[key].state.account.sequence
         assert saved.seen_until > before[key].seen_until
+
+
+async def test_nothing_is_decided_after_the_end_of_a_term(bench: Bench) -> None:
+    """The decisions were due during a tick, in the middle of which the term ended."""
+    await bench.minutes(1)
+    bench.source.history = nothing  # type: ignore[method-assign]
+    await bench.clock.advance(timedelta(hours=1))
+    now = bench.clock.now()
+    paying = bench.market.take(bench.source.tick(epoch_second(now)), bench.baselines.on_tick)
+    ends = [asyncio.create_task(work) for work in (paying, bench.baselines.decide(now, ALL))]
+    await asyncio.sleep(0)
+    await bench.baselines.resign()
+    await asyncio.gather(*ends)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("decisions of")]
 
 
 @pytest.mark.slow

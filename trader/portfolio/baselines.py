@@ -216,9 +216,9 @@ class Baselines:
 
         Their orders meet the first book at or after the latency, like the models' orders.
         """
-        if not self._ticks.is_live:
-            return
         async with self._ticks.between_ticks():
+            if not self._ticks.is_live:
+                return
             self._open_missing(now, variants)
         for follower in self._followers.values():
             variant_id, last = follower.baseline.variant, follower.trading
