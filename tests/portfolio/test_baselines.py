@@ -145,7 +145,7 @@ async def test_nothing_is_decided_after_the_end_of_a_term(bench: Bench) -> None:
     await asyncio.sleep(0)
     await bench.baselines.resign()
     await asyncio.gather(*ends)
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("decisions of")]
+    assert not deciding()
 
 
 @pytest.mark.slow
@@ -157,6 +157,8 @@ async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatc
     with monkeypatch.context() as source:
         source.setattr(bench.source, "history", away)
         await again.lead()
+        await again.decide(bench.clock.now(), ALL)
+        assert not deciding(), "ticks from before a decision are still to be applied"
         await bench.minutes(1)
         assert (await bench.states())[BUY_AND_HOLD.id].seen_until == seen_until, "as accounts wait for the source"
     await bench.minutes(2)
@@ -189,6 +191,11 @@ async def test_a_boundary_in_a_gap_is_paid_at_the_last_mark_before_it(bench: Ben
     await bench.baselines.record(bench.clock.now())
     position = (await bench.states())[BUY_AND_HOLD.id].state.account.positions["BTC"]
     assert position.funding == -position.quantity * last * PLAIN_FUNDING_RATE
+
+
+def deciding() -> list[str]:
+    """The names of the tasks that execute decisions."""
+    return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("decisions of")]
 
 
 async def away(after: datetime, until: datetime) -> AsyncIterator[Tick]:

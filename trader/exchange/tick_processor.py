@@ -138,10 +138,10 @@ class TickProcessor:
     @property
     def gap_since(self) -> datetime | None:
         """The start of a gap that ended with new prices but has not been caught up on; otherwise None."""
-        since, seen = self._accounts.processed_until, self._seen_until
-        if since is None or seen is None:
+        since = self._accounts.processed_until
+        if since is None:
             return None
-        return since if self._is_in_gap or seen - since > STALE_AFTER else None
+        return since if self._is_in_gap or (self._seen_until or since) - since > STALE_AFTER else None
 
     @property
     def _is_in_gap(self) -> bool:

@@ -217,7 +217,7 @@ class Baselines:
         Their orders meet the first book at or after the latency, like the models' orders.
         """
         async with self._ticks.between_ticks():
-            if not self._ticks.is_live:
+            if not self._ticks.is_live or self._ticks.gap_since is not None:
                 return
             self._open_missing(now, variants)
         for follower in self._followers.values():
