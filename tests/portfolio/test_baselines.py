@@ -7,17 +7,22 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.manual_clock import ManualClock
 from support.records import START, add_model
 from support.scripted import make_settings
 from support.venue import make_exchange
 
+from trader.agents.domain.tools import CreatePosition, Decision
+from trader.agents.domain.view import View
+from trader.agents.variants import VARIANTS
 from trader.core.clock import epoch_second
 from trader.core.errors import MarketUnavailable
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
+from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import PLAIN_FUNDING_RATE, Tick
 from trader.market.feed import MarketFeed
 from trader.market.sources.recorder import Recorder
@@ -132,6 +137,34 @@ async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) ->
         assert saved.state.account.run == before[key].state.account.run
         assert saved.state.account.sequence >= before[key].state.account.sequence
         assert saved.seen_until > before[key].seen_until
+
+
+async def test_the_latency_counts_from_the_decision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cycle began earlier: the database and the candles took their time."""
+
+    class Buyer:
+        shown = VARIANTS[VariantId.APEX].agent().shown
+
+        def decide(self, view: View) -> list[Decision]:
+            return [
+                CreatePosition(
+                    symbol="BTC", side=Side.LONG, quantity=0.01, leverage=2, confidence=1, stop=80_000,
+                    invalidation="it falls",
+                )
+            ]  # fmt: skip
+
+    bench.settings = make_settings(SIM_LATENCY_MS="200")
+    bench.baselines = bench.make()
+    await bench.baselines.lead()
+    buying = msgspec.structs.replace(VARIANTS[VariantId.APEX], agent=Buyer)
+    monkeypatch.setattr("trader.portfolio.baselines.VARIANTS", {VariantId.APEX: buying})
+    await bench.baselines.decide(bench.clock.now() - 5 * SECOND, {VariantId.APEX})
+    decided_at = bench.clock.now()
+    await bench.tick()
+    await bench.tick()
+    await bench.baselines.record(bench.clock.now())
+    account = (await bench.states())[rule_agent(VariantId.APEX).id].state.account
+    assert account.positions["BTC"].opened_at > decided_at
 
 
 async def test_nothing_is_decided_after_the_end_of_a_term(bench: Bench) -> None:

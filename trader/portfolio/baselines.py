@@ -228,18 +228,18 @@ class Baselines:
         await asyncio.sleep(0)  # let the decisions begin, so that the clock waits for them
 
     async def _trade(self, follower: _Follower, variant: Variant, now: datetime) -> None:
-        session = Session(
-            rules=self._rules,
-            rate_of_hour=self._market.funding_rate,
-            moment=self._ticks.moment,
-            seen_until=self._ticks.seen_until,
-            change=self._change,
-            wait=partial(self._market.books_after, now, self._settings.latency_ms),
-        )
         agent, context = variant.agent(), partial(self._context, follower)
         async with self._clock.busy():
             view = await self._observer.view_of(context(), follower.history(now), agent.shown)
             decisions = [each for each in agent.decide(view) if isinstance(each, Change)]
+            session = Session(
+                rules=self._rules,
+                rate_of_hour=self._market.funding_rate,
+                moment=self._ticks.moment,
+                seen_until=self._ticks.seen_until,
+                change=self._change,
+                wait=partial(self._market.books_after, self._clock.now(), self._settings.latency_ms),
+            )
             await execute_together(decisions, context, variant.limits, session)
 
     def _context(self, follower: _Follower) -> RiskContext:
