@@ -182,7 +182,9 @@ async def test_nothing_is_decided_after_the_end_of_a_term(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_catches_up_on_missed_updates(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     await bench.minutes(2)
     seen_until = (await bench.states())[BUY_AND_HOLD.id].seen_until
     await bench.clock.advance(timedelta(hours=1))
@@ -194,6 +196,7 @@ async def test_the_service_catches_up_on_missed_updates(bench: Bench, monkeypatc
         assert not deciding(), "ticks from before a decision are still to be applied"
         await bench.minutes(1)
         assert (await bench.states())[BUY_AND_HOLD.id].seen_until == seen_until, "as accounts wait for the source"
+    assert {record.name for record in caplog.records} == {"trader.baselines"}, "no account of a model waits"
     await bench.minutes(2)
     state = (await bench.states())[BUY_AND_HOLD.id].state
     assert state.account.positions["BTC"].funding < 0, "the funding of an hour was paid"

@@ -87,6 +87,7 @@ class Accounts:
     took.
     """
 
+    log = log
     is_listed = True
     """Whether the accounts have rows, and the missed ticks that they read are those of the feed and its recording."""
 

@@ -1,7 +1,6 @@
 """Tick processor: applies every tick to every account as it happens, and catches up on missed ticks."""
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ from trader.exchange.domain.tick_order import DateSpan
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
 from trader.market.domain.markets import STALE_AFTER, Quote, Tick
 from trader.market.feed import MarketFeed
-
-log = logging.getLogger("trader.exchange")
 
 _ACCOUNTS_PER_TURN: Final = 64
 """How many accounts are checked before yielding to the event loop."""
@@ -46,7 +43,7 @@ class TickProcessor:
     """Applies ticks to the accounts: funding, resting orders, liquidation, exit plans."""
 
     def __init__(self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: ExchangeRules) -> None:
-        self._accounts = accounts
+        self._accounts, self._log = accounts, accounts.log
         self._market = market
         self._clock = clock
         self._is_paced = isinstance(clock, ScaledClock)
@@ -112,7 +109,7 @@ class TickProcessor:
         try:
             await self._catch_up_all(*missed)
         except MarketUnavailable as error:
-            log.error("the ticks from %s to %s are lost and were not applied: %s", *map(iso, missed), error)
+            self._log.error("the ticks from %s to %s are lost and were not applied: %s", *map(iso, missed), error)
         self._accounts.processed = self._accounts.next_tick(now)
 
     async def _catch_up_until(self, until: datetime | None) -> None:
@@ -125,7 +122,7 @@ class TickProcessor:
             try:
                 await self._catch_up_all(since, until)
             except MarketUnavailable as error:
-                log.warning("catching up is waiting for the market to return: %s", error)
+                self._log.warning("catching up is waiting for the market to return: %s", error)
                 self._give_up_at, self._ask_again_at = until + _CATCH_UP_FOR, until
             since = until
 
@@ -213,10 +210,10 @@ class TickProcessor:
             await self._accounts.checkpoint(self._clock)
             self._is_jump_unsaved = False
         except Unavailable as error:
-            log.warning("that the clock was set is not recorded yet: %s", error)
+            self._log.warning("that the clock was set is not recorded yet: %s", error)
 
     def _follow_jump(self, jump: timedelta) -> None:
-        log.warning("the clock was set by %+.1f s; the ticks applied so far are dated anew", jump.total_seconds())
+        self._log.warning("the clock was set by %+.1f s; the ticks applied so far are dated anew", jump.total_seconds())
         self._is_caught_up, self._ask_again_at = False, None
         self._give_up_at = None if self._give_up_at is None else self._give_up_at + jump
         self._accounts.follow_jump(jump)
@@ -262,13 +259,15 @@ class TickProcessor:
             await self._catch_up_all(since, tick.at - _INSTANT)
         except MarketUnavailable as error:
             if tick.at < self._give_up_at:
-                log.warning(
+                self._log.warning(
                     "accounts are waiting at %s for missed ticks: %s",
                     iso(self._accounts.processed_until or since),
                     error,
                 )
                 return False
-            log.error("the ticks from %s to %s are lost and were not applied: %s", iso(since), iso(tick.at), error)
+            self._log.error(
+                "the ticks from %s to %s are lost and were not applied: %s", iso(since), iso(tick.at), error
+            )
         self._give_up_at = self._ask_again_at = None
         self._accounts.note_processed(self._accounts.next_tick(tick.at - _INSTANT))
         return True
@@ -278,7 +277,7 @@ class TickProcessor:
         try:
             await self._accounts.checkpoint(self._clock)
         except Unavailable as error:
-            log.warning("the last processed tick was not recorded: %s", error)
+            self._log.warning("the last processed tick was not recorded: %s", error)
 
     async def _apply_to_all(
         self, moment: Moment, tick: AppliedTick, account_ids: Iterable[str], *, since: AppliedTick | None = None
@@ -317,7 +316,7 @@ class TickProcessor:
         except (Unavailable, LedgerViolated, InternalError) as error:
             # One account must not keep the others from following the market; it is reread after this tick.
             self._accounts.mark_missed(account_id)
-            log.error("account %s missed a tick and will catch up later: %s", account_id, error)
+            self._log.error("account %s missed a tick and will catch up later: %s", account_id, error)
 
     def _decide(
         self, account: Account, moment: Moment, *, since: AppliedTick | None = None, number: int | None = None
@@ -331,14 +330,14 @@ class TickProcessor:
             return apply_tick(account, moment, self._rules, self._market.funding_rate)
         except Exception as error:
             # A bug on one account must not end the process, which would meet the same tick again after a restart.
-            log.exception("a bug in applying the tick of %s to account %s", iso(moment.at), account.id)
+            self._log.exception("a bug in applying the tick of %s to account %s", iso(moment.at), account.id)
             raise InternalError(f"The account {account.id} cannot follow the market: an internal error.") from error
 
     async def _catch_up_all(self, since: datetime, until: datetime) -> None:
         """Apply the ticks in (since, until] to every account, as if the service had never stopped."""
         if until <= since:
             return
-        log.info("catching up on the market from %s to %s", iso(since), iso(until))
+        self._log.info("catching up on the market from %s to %s", iso(since), iso(until))
         begin = self._accounts.processed
         assert begin is not None, "`since` is its time"
         before = sum(account.sequence for account in self._accounts.by_id.values())
@@ -349,7 +348,7 @@ class TickProcessor:
             await self._catch_up_on(moments, begin)
         self._accounts.note_processed(self._accounts.next_tick(until))
         changes = sum(account.sequence for account in self._accounts.by_id.values()) - before
-        log.info("caught up on %s of the market: %d rows posted", until - since, changes)
+        self._log.info("caught up on %s of the market: %d rows posted", until - since, changes)
 
     async def _catch_up_on(self, moments: Sequence[Moment], since: AppliedTick) -> None:
         """Apply successive ticks to every account, skipping accounts that their price ranges cannot affect."""
@@ -382,7 +381,7 @@ class TickProcessor:
         try:
             await self._accounts.settle(account_id)
         except (Unavailable, LedgerViolated, InternalError) as error:
-            log.warning("account %s cannot be recovered yet: %s", account_id, error)
+            self._log.warning("account %s cannot be recovered yet: %s", account_id, error)
         finally:
             del self._recovering[account_id]
 

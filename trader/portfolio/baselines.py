@@ -136,6 +136,7 @@ class _Follower(FollowedAccount):
 class _UnlistedAccounts(Accounts):
     """Accounts without a ledger, so that a change is certain as soon as it is in memory."""
 
+    log = log
     is_listed = False
 
     def __init__(self, database: Database, followers: Mapping[str, _Follower]) -> None:
