@@ -287,10 +287,8 @@ class TickProcessor:
         due = []
         for turn, account_id in enumerate(account_ids, start=1):
             account = self._accounts.by_id.get(account_id)
-            if account is None or account_id in self._accounts.in_doubt:  # removed, or about to catch up
-                continue
-            if not has_marks(account, moment.marks):  # of a market that comes later than another
-                continue
+            if account is None or account_id in self._accounts.in_doubt or not has_marks(account, moment.marks):
+                continue  # removed, about to catch up, or in a market that comes later than another
             if self._accounts.is_changing(account_id) or is_affected(account, moment, self._rules):
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:
