@@ -169,7 +169,7 @@ class Watcher(Strategy):
         self.told.append(fill.sequence)
 
     def decide(self, view):
-        shown = msgspec.to_builtins(view, builtin_types=(Decimal,))
+        shown = msgspec.to_builtins(view, builtin_types=(Decimal,), enc_hook=dict)
         fields = {name: value for name, value in shown.items() if name != "markets"}
         fields |= {f"account {name}": value for name, value in fields.pop("account").items()}
         fields["told"] = self.told

@@ -134,9 +134,9 @@ class Service:
         return web.Response(body=self.answer.body, status=self.answer.status)
 
 
-async def test_a_silent_service_is_replaced_until_it_answers_again(
-    venue: FakeExchange, closer: LighterRehearsal
-) -> None:
+@pytest.fixture
+async def service(closer: LighterRehearsal) -> AsyncIterator[Service]:
+    """A service, and a watch of it that empties the account of `closer`."""
     service, app = Service(), web.Application()
     app.router.add_get("/health", service.health)
     runner = web.AppRunner(app)
@@ -144,6 +144,13 @@ async def test_a_silent_service_is_replaced_until_it_answers_again(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/health"
     watching = asyncio.create_task(watch(closer, url, 0.5, pause_s=0.001))
+    yield service
+    watching.cancel()
+    await asyncio.wait([watching])
+    await runner.cleanup()
+
+
+async def test_a_silent_service_is_replaced_until_it_answers_again(venue: FakeExchange, service: Service) -> None:
     await until(lambda: service.asked > 30)
     assert venue.sent == [], "an unhealthy service still answers"
     service.answer = web.Response(text="<html>Bad Gateway</html>", status=502)
@@ -152,15 +159,12 @@ async def test_a_silent_service_is_replaced_until_it_answers_again(
     venue.trade_by_hand("BTC", "0.1")  # what hangs still trades
     await until(lambda: venue.ledger.cancels_at is None)
     await until(lambda: is_empty(venue) and venue.ledger.cancels_at is not None)
-    service.answer = None
-    await until(lambda: venue.ledger.cancels_at is None)
+    service.answer, asked = None, service.asked
+    await until(lambda: service.asked > asked + 1)  # the first of these was answered, and that was noticed
+    assert venue.ledger.cancels_at is None
     venue.trade_by_hand("BTC", "0.1")
-    asked = service.asked
     await until(lambda: service.asked > asked + 30)
     assert venue.positions() == {1: D("0.1")}, "the service has it again"
-    watching.cancel()
-    await asyncio.wait([watching])
-    await runner.cleanup()
 
 
 def test_scheduled_cancellations_are_armed_only_while_the_account_is_empty() -> None:

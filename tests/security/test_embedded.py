@@ -124,6 +124,7 @@ def test_no_command_starts_a_strangers_folder_or_obeys_its_settings(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setattr("trader.commands.serve.configure_logs", lambda *_, **_threaded: None)  # which outlive the test
     made, theirs = open_folder / "made", open_folder / "theirs"
     asyncio.run(start(made / EMBEDDED_FOLDER))
     ran = open_folder / "ran"

@@ -51,13 +51,13 @@ _QUOTED: Final = frozenset(',"\n\r')
 _BLANK_MAX: Final = 1_000
 """Empty lines at the end of a file."""
 
-_PLAIN_MAX: Final = 1 << 27
-"""Characters of a file that is read at once: two years of minutes."""
+PLAIN_READ: Final = 1 << 22
+"""Characters of a plain file that are read at once."""
 
 _PLAIN_WIDTHS: Final = {13: 60_000, 16: 60_000_000}
 """A minute in the units of plain times, by the digits of these."""
 
-_NOT_PLAIN: Final = re.compile(r"[^0-9.,\n]")
+_PLAIN_LINE: Final = re.compile(r"[0-9]{13,16},[0-9.,]{1,300}")
 
 CANDLES_MAX: Final = 20_000_000
 """Rows of one file: 38 years of minutes."""
@@ -242,31 +242,40 @@ def _read_plain(path: Path) -> Minutes | None:
     """Return the candles of a file in Binance's form, which numpy reads; None if it has another form or a mistake."""
     if path.suffix == ".parquet":
         return None
+    minutes = Minutes()
     try:
         with _text(path) as file:
-            first, text = file.readline(_LINE_MAX), file.read(_PLAIN_MAX)
-        form = _form_of(first.rstrip("\n").split(","))
-        text = text if form.has_header else first + text
-        width = text.find(",")
-        if len(text) >= _PLAIN_MAX or not form.is_plain or width not in _PLAIN_WIDTHS or _NOT_PLAIN.search(text):
-            return None
-        lines = text.splitlines()
-        table = np.loadtxt(lines, delimiter=",", ndmin=2)
-        if any(line[width : width + 1] != "," for line in lines) or table.shape != (len(lines), form.count):
-            return None
+            first = file.readline(_LINE_MAX)
+            form = _form_of(first.rstrip("\n").split(","))
+            text = "" if form.has_header else first
+            text, width = text + file.read(PLAIN_READ) + file.readline(_LINE_MAX), None
+            while form.is_plain and text:
+                width = width or text.find(",")
+                if not _add_plain(minutes, text.removesuffix("\n").split("\n"), form.count, width):
+                    return None
+                text = file.read(PLAIN_READ) + file.readline(_LINE_MAX)
     except (OSError, EOFError, ValueError, zlib.error, BadZipFile):
         return None
+    return minutes if (np.diff(minutes.minute) > 0).all() and len(minutes) <= CANDLES_MAX else None
+
+
+def _add_plain(minutes: Minutes, lines: list[str], count: int, width: int) -> bool:
+    """Add the candles of lines of `count` numbers; False if one is another, or its time has not `width` digits.
+
+    :raises ValueError: one of them is no number
+    """
+    if width not in _PLAIN_WIDTHS or not all(_PLAIN_LINE.fullmatch(line) and line[width] == "," for line in lines):
+        return False
+    table = np.loadtxt(lines, delimiter=",", ndmin=2)
+    if table.shape != (len(lines), count):
+        return False
     times, opened, high, low, close, volume = table.T[:6]
     minute, rest = np.divmod(times, _PLAIN_WIDTHS[width])
     is_within = (low <= np.minimum(opened, close)) & (np.maximum(opened, close) <= high)
-    if not ((rest == 0) & (low > 0) & is_within & np.isfinite(volume)).all() or (np.diff(minute) <= 0).any():
-        return None
-    minutes = Minutes()
-    for column, values in zip(
-        minutes.columns, (minute.astype(np.int64), opened, high, low, close, volume), strict=True
-    ):
-        column.frombytes(values.tobytes())
-    return minutes
+    values = minute.astype(np.int64), opened, high, low, close, volume
+    for column, each in zip(minutes.columns, values, strict=True):
+        column.frombytes(each.tobytes())
+    return bool(((rest == 0) & (low > 0) & is_within & np.isfinite(volume)).all())
 
 
 def _form_of(fields: list[str]) -> CandleForm:
