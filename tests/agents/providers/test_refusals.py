@@ -124,7 +124,7 @@ def test_other_errors_refuse_no_field(error: Any) -> None:
     ],
 )
 def test_the_subject_of_a_refusal(about: str, status: int, error: Any) -> None:
-    """Of those that `test_fault_table.py` does not have already."""
+    """The faults that `test_fault_table.py` does not cover."""
     assert subject_of(status, encoded(error)) == about
 
 
