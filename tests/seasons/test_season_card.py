@@ -275,7 +275,7 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
 
 
 def forms_of(number: int) -> Sequence[bool]:
-    """Whether a card and a closing vouch for the forged file; by day, each file is forged in one of the two ways."""
+    """Return whether a card and a closing vouch for the forged file: no and yes, or one of them by day."""
     return (False, True) if is_nightly() else (number % 2 == 1,)
 
 

@@ -89,7 +89,7 @@ class Accounts:
 
     log = log
     is_listed = True
-    """Whether the accounts have rows; only those prime the feed and add the ticks they missed to its recording."""
+    """Whether the accounts have rows in the database. Accounts without rows leave the feed and its recording alone."""
 
     def __init__(self, database: Database, writer: LedgerWriter, events: EventBus) -> None:
         self._database = database

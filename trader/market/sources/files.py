@@ -247,13 +247,12 @@ def _read_plain(path: Path) -> Minutes | None:
         with _text(path) as file:
             first = file.readline(_LINE_MAX)
             form = _form_of(first.rstrip("\n").split(","))
-            text = "" if form.has_header else first
-            text, width = text + file.read(PLAIN_READ) + file.readline(_LINE_MAX), None
-            while form.is_plain and text:
+            text, width = "" if form.has_header else first, None
+            while form.is_plain and (text := text + file.read(PLAIN_READ) + file.readline(_LINE_MAX)):
                 width = width or text.find(",")
                 if not _add_plain(minutes, text.removesuffix("\n").split("\n"), form.count, width):
                     return None
-                text = file.read(PLAIN_READ) + file.readline(_LINE_MAX)
+                text = ""
     except (OSError, EOFError, ValueError, zlib.error, BadZipFile):
         return None
     return minutes if (np.diff(minutes.minute) > 0).all() and len(minutes) <= CANDLES_MAX else None

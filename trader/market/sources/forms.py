@@ -100,7 +100,7 @@ class CandleForm:
         if self._in_currency is not None and self._in_quote is None:
             raise FormError(f"volCcy may be in base or quote currency; expected a column {_IN_QUOTE[0]}")
         self.is_plain = self._places == list(range(6)) and self._confirm is self._in_currency is None
-        """Whether the first six columns are Binance's, and the others do not matter."""
+        """Whether the first six columns are Binance's and hold the whole candle."""
 
     def read(self, fields: Sequence[str]) -> tuple[int, list[str]]:
         """Return the minute since 1970 of a row, and its open, high, low, close and volume. Raise `FormError`."""
