@@ -26,10 +26,11 @@ from trader.agents.domain.prompt import view_data
 from trader.agents.strategy_files import load_strategy
 from trader.backtest import BacktestResult, run_backtest
 from trader.backtest.execution import End, FinishedBacktest
+from trader.backtest.output import TableJournal
 from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.market.sources.files import find_files, read_market
-from trader.portfolio.tables import Table, empty, load
+from trader.portfolio.tables import Table, load
 from trader.strategies import (
     ClosePosition,
     CreatePosition,
@@ -166,14 +167,14 @@ def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
 
 
 def test_falls_and_risk_are_of_the_curve_and_of_whole_days() -> None:
-    tables, rng, market = empty(), np.random.default_rng(7), "baseline/buy-and-hold"
+    journal, rng, market = TableJournal(), np.random.default_rng(7), "baseline/buy-and-hold"
     curves = {name: 10_000 * np.exp(np.cumsum(rng.normal(0, 0.004, 12 * 24 + 5))) for name in ("buyer", market)}
     for hour in range(12 * 24 + 5):
         at = datetime(2025, 3, 1, tzinfo=UTC) + timedelta(hours=hour)
         for name, curve in curves.items():
-            tables.equity.add(at, name, curve[hour], curve[hour], 0)
+            journal.results.equity.add(at, name, curve[hour], curve[hour], 0)
     end = End(datetime(2025, 3, 13, 4, tzinfo=UTC))
-    finished = FinishedBacktest({}, [], tables, Table("series"), [], end, None)
+    finished = FinishedBacktest({}, [], journal, Table("series"), [], end, None)
     result = BacktestResult({"accounts": [{"id": "buyer"}], "capital": "10000"}, finished, None)
     curve = result.equity.query("account == 'buyer'").set_index("at")["equity"]
     falls = result.drawdowns()

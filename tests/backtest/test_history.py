@@ -15,6 +15,7 @@ from trader.backtest.baselines import open_baselines
 from trader.backtest.history import PastAgent, open_models, past_of, write_history
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
+from trader.backtest.values import AccountValues
 from trader.core.clock import moment_of
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
@@ -23,7 +24,6 @@ from trader.market.domain.markets import Interval
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
-from trader.portfolio.domain.histories import AccountValues
 from trader.portfolio.sql.snapshots import select_baseline_states
 from trader.settings.settings import Settings
 
@@ -48,7 +48,7 @@ class Recorded(Journal):
         ]
 
     def snapshots(self, values: AccountValues) -> None:
-        self.values += [(values.account_id, *each) for each in zip(values.times, values.worths, strict=True)]
+        self.values += [(each.account_id, each.created_at, each.net_portfolio) for each in values.snapshots()]
 
 
 @pytest.fixture

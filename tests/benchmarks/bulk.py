@@ -34,6 +34,7 @@ from trader.backtest.advance import Journal
 from trader.backtest.history import history_database, past_of
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
+from trader.backtest.values import AccountValues
 from trader.commands.models_seed import Opening, create_models
 from trader.commands.progress import Progress
 from trader.composition.external import make_source, settle_seed
@@ -58,7 +59,7 @@ from trader.exchange.sql.ledger import LedgerRow, request_row, write_postings
 from trader.market.domain.markets import SimulatedMarket
 from trader.market.sources.rows import preset_rows
 from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
-from trader.portfolio.domain.histories import AccountValues, Snapshot
+from trader.portfolio.domain.histories import Snapshot
 from trader.settings.settings import Settings
 
 CYCLE_MINUTES: Final = 13

@@ -25,6 +25,7 @@ from trader.backtest.advance import Journal
 from trader.backtest.market import BacktestMarket
 from trader.backtest.output import LedgerLines
 from trader.backtest.run import Backtest, rule_models
+from trader.backtest.values import AccountValues
 from trader.core.clock import epoch_second, iso, moment_of
 from trader.core.ownership import EMBEDDED_FOLDER
 from trader.core.variant_id import VariantId
@@ -34,7 +35,7 @@ from trader.market.sources.book_recording import BookRecording
 from trader.market.sources.recorder import Recorder, find_recording
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.domain.histories import AccountValues, Snapshot
+from trader.portfolio.domain.histories import Snapshot
 from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes

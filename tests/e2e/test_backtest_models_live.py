@@ -320,7 +320,7 @@ async def watch(models: list[Model], data: Path, end: datetime) -> Watched:
     steps = [step for followed in run.accounts for record in followed.finished or () for step in record.steps]
     return Watched(
         {name: strategy.save() for name, strategy in strategies.items()},
-        list(tables.tables.fills.rows()),
+        list(tables.results.fills.rows()),
         {(step.invocation_id, step.number, step.model) for step in steps},
     )
 

@@ -24,7 +24,8 @@ from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.backtest.market import BacktestMarket
-from trader.core.clock import ceil_second, epoch_second, floor_time, moment_of
+from trader.backtest.values import AccountValues, time_of_ms
+from trader.core.clock import ceil_second, epoch_second, moment_of
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account, Trade, last_boundary
 from trader.exchange.domain.halts import Halt
@@ -34,12 +35,12 @@ from trader.exchange.domain.tick_rules import PriceRanges, is_unaffected
 from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.baselines import FollowedAccount
 from trader.portfolio.domain.baselines import BaselineState
-from trader.portfolio.domain.histories import AccountValues, HourlyValue, hourly_points
+from trader.portfolio.domain.histories import HourlyValue, hourly_points
 from trader.portfolio.sql.snapshots import LastSnapshot
 from trader.settings.settings import Settings
 
 _MINUTE_S = 60
-_HOUR = timedelta(hours=1)
+_HOUR_MS = 3_600_000
 
 
 class DecisionSource(ABC):
@@ -219,17 +220,17 @@ class BacktestAccount(FollowedAccount):
 
     def note_values(self, values: AccountValues) -> None:
         """Record the snapshots of full minutes, which must be later than all earlier ones."""
-        times, stop = values.times, 0
-        while stop < len(times):
-            begin, hour = stop, floor_time(times[stop], _HOUR)
-            stop = bisect_left(times, hour + _HOUR, begin)
-            last_at, last, leverage = times[stop - 1], values.worths[stop - 1], max(values.leverages[begin:stop])
-            for worth in (min(values.worths[begin:stop]), last):
-                self.equity = self.equity.noted(last_at, worth)
+        times_ms, stop = values.times_ms, 0
+        while stop < len(times_ms):
+            begin, hour_ms = stop, times_ms[stop] // _HOUR_MS * _HOUR_MS
+            stop = bisect_left(times_ms, hour_ms + _HOUR_MS, begin)
+            lowest, last, leverage = values.summary(begin, stop)
+            hour, last_at = time_of_ms(hour_ms), time_of_ms(times_ms[stop - 1])
+            self.equity = self.equity.noted(last_at, lowest).noted(last_at, last)
             if self.hours and self.hours[-1].hour == hour:
                 leverage = max(leverage, self.hours.pop().leverage or 0.0)
-            self.hours.append(HourlyValue(values.account_id, hour, last, last_at, leverage))
-        self.last_snapshot = LastSnapshot(values.run_id, times[-1])
+            self.hours.append(HourlyValue(self.account.id, hour, last, last_at, leverage))
+        self.last_snapshot = LastSnapshot(self.account.run.id, last_at)
 
     def end_invocation(self, at: datetime) -> None:
         """End the current invocation; keep its record if it made any calls, other than to hold."""
@@ -250,6 +251,10 @@ class BacktestAccount(FollowedAccount):
         self.outcomes.append(
             DecisionOutcome(at, TOOL_NAMES[type(decision)], canonical_symbol(decision.symbol), status, rule, reason)
         )
+
+    def knows_history(self, now: datetime) -> bool:
+        """Whether `history` would return again what it returned last."""
+        return False
 
     def stats(self, history: RunHistory) -> ObservedStats:
         """Return the statistics that its agent sees beside the history last read."""
@@ -324,13 +329,15 @@ class ModelAccount(BacktestAccount):
 
     def history(self, now: datetime) -> RunHistory:
         """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""
-        hour = now.replace(minute=0, second=0, microsecond=0)
-        known = self._history
-        if known is None or known.sequence != self.account.sequence or known.hour != hour:
-            known = self._history = super().history(now)
+        if self._history is None or not self.knows_history(now):
+            self._history = super().history(now)
             self._stats = None
             self._hours_read, self._last_hour_read = len(self.hours), self.hours[-1:]
-        return known
+        return self._history
+
+    def knows_history(self, now: datetime) -> bool:
+        known, hour = self._history, now.replace(minute=0, second=0, microsecond=0)
+        return known is not None and known.sequence == self.account.sequence and known.hour == hour
 
     def stats(self, history: RunHistory) -> ObservedStats:
         """Return the statistics with risk-adjusted figures, from the hours recorded when the history was read."""
@@ -373,7 +380,7 @@ def next_minute(second: int) -> int:
 
 
 FIRST_CYCLE = timedelta(milliseconds=1)
-FIRST_SNAPSHOT = timedelta(milliseconds=2)
+FIRST_SNAPSHOT_MS = 2
 """The delay between the start of a service and its first decisions and snapshots."""
 
 

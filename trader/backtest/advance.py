@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 from trader.backtest.accounts import (
-    FIRST_SNAPSHOT,
+    FIRST_SNAPSHOT_MS,
     BacktestAccount,
     ModelAccount,
     TouchFinder,
@@ -15,12 +15,12 @@ from trader.backtest.accounts import (
     next_minute,
 )
 from trader.backtest.market import BacktestMarket
+from trader.backtest.values import AccountValues, time_of_ms
 from trader.core.clock import ceil_second, epoch_second, iso, moment_of
 from trader.exchange.domain.account import Marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.tick_rules import apply_tick
 from trader.market.domain.markets import Quote
-from trader.portfolio.domain.histories import AccountValues
 from trader.portfolio.snapshots import is_due
 from trader.portfolio.sql.snapshots import LastSnapshot
 
@@ -65,7 +65,7 @@ class OrderedJournals:
         self._write(posting.account.id, self._posts, posting)
 
     def snapshots(self, values: AccountValues) -> None:
-        self._write(values.account_id, self._snapshots, values)
+        self._write(values.account.id, self._snapshots, values)
 
     def _write(self, account_id: str, writes: Sequence[Callable[[Any], None]], written: Any) -> None:
         held = self._held.get(account_id)
@@ -174,16 +174,19 @@ class Advance:
             return
         seconds = [first, *range(next_minute(first), before, 60)]
         followed.next_snapshot = next_minute(seconds[-1])
-        times = [moment_of(second) for second in seconds]
+        times_ms = [1000 * second for second in seconds]
         if first == self.market.span.start:
-            times[0] += FIRST_SNAPSHOT
-        if followed.account.is_idle:
-            run_id, last = followed.account.run.id, followed.last_snapshot
-            times = [at for at in times if is_due(followed.account, last, at) and (last := LastSnapshot(run_id, at))]
-        held = followed.account.positions
-        marks = {symbol: list(map(partial(self.market.mark, symbol), seconds)) for symbol in held}
-        if times:
-            values = AccountValues.of(followed.account, marks, times)
+            times_ms[0] += FIRST_SNAPSHOT_MS
+        account, last = followed.account, followed.last_snapshot
+        if account.is_idle:
+            times_ms = [
+                each
+                for each in times_ms
+                if is_due(account, last, at := time_of_ms(each)) and (last := LastSnapshot(account.run.id, at))
+            ]
+        if times_ms:
+            marks = [self.market.marks_of(symbol, seconds) for symbol in account.positions]
+            values = AccountValues(account, times_ms, marks)
             followed.note_values(values)
             self._journals.snapshots(values)
 

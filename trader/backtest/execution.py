@@ -69,7 +69,7 @@ from trader.market.domain.markets import Interval
 from trader.market.sources.own_data import OwnData
 from trader.portfolio.evidence import Field, last_whole_hour
 from trader.portfolio.evidence import make_report as evidence_report
-from trader.portfolio.tables import Format, Results, Table, check_format
+from trader.portfolio.tables import Format, Table, check_format
 from trader.seasons.page import RankedModel, page
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
@@ -141,7 +141,7 @@ class FinishedBacktest(NamedTuple):
 
     value: dict[str, Any]
     standings: list[RankedModel]
-    tables: Results
+    tables: TableJournal
     series: Table
     excursions: list[tuple[float, float]]
     end: End
@@ -253,11 +253,12 @@ async def _execute(
         if output.database_until is not None:
             _write_settings(spec, environ, run.starts_at, output.database_until)
         value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
-        results = tables.finish(run.accounts)
+        tables.finish(run.accounts)
         if spec.tables is not None:
+            results = tables.results
             _write_tables(spec.out, spec.tables, [*results, run.series] if len(run.series) else results)
     excursions = [market.excursion(trade) for trade in tables.closed]
-    return FinishedBacktest(value, standings, results, run.series, excursions, end, run.failure)
+    return FinishedBacktest(value, standings, tables, run.series, excursions, end, run.failure)
 
 
 async def _conclude(

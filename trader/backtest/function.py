@@ -25,7 +25,7 @@ from trader.core.statistics import DAYS_PER_YEAR, RETURNS_MIN
 from trader.core.variant_id import VariantId
 from trader.core.wire import encode
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
-from trader.portfolio.tables import Format, extra
+from trader.portfolio.tables import Format, Results, extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +55,15 @@ class BacktestResult:
 
     def __init__(self, value: Mapping[str, Any], finished: FinishedBacktest, folder: Path | None) -> None:
         self.value = value
-        self.tables = finished.tables
-        """The same tables as arrays of numpy, without pandas."""
-
+        self._tables = finished.tables
         self._series, self._excursions = finished.series, finished.excursions
         self.folder = folder
         """The folder of the files; None if none was asked for."""
+
+    @property
+    def tables(self) -> Results:
+        """The same tables as arrays of numpy, without pandas."""
+        return self._tables.results
 
     @property
     def equity(self) -> "pd.DataFrame":

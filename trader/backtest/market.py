@@ -21,6 +21,7 @@ import numpy as np
 from trader.agents.domain.observation import known_funding, opened_a_day_ago
 from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, ObservedMarket, RecordedCandles, Shown
 from trader.agents.observer import SESSION_INTERVAL
+from trader.backtest.values import MarkColumn
 from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks, Trade
 from trader.exchange.domain.orders import Side
@@ -122,6 +123,12 @@ class _CandlePrices:
         if second_of_minute:
             return self._prices.grid.price(self._prices.marks(minute)[second_of_minute])
         return self._prices.grid.price(self._open[minute - self._first])
+
+    def marks_of(self, seconds: Sequence[int]) -> MarkColumn:
+        if seconds[0] % 60 or seconds[-1] >= self._stop:
+            return MarkColumn(Decimal, list(map(self.mark, seconds)))
+        begin = seconds[0] // 60 - self._first
+        return MarkColumn(self._prices.grid.price, self._open[begin : begin + len(seconds)])
 
     def quote(self, second: int) -> Quote:
         second = self.last_tick(second)
@@ -372,6 +379,13 @@ class BacktestMarket:
     def mark(self, symbol: str, second: int) -> Decimal:
         """Return the mark at this second; between ticks and after the end, the mark of the last one."""
         return self._prices[symbol].mark(second)
+
+    def marks_of(self, symbol: str, seconds: Sequence[int]) -> MarkColumn:
+        """Return the marks at these seconds, which from the second one on are successive full minutes."""
+        prices = self._prices[symbol]
+        if isinstance(prices, RecordedSeconds):
+            return MarkColumn(Decimal, list(map(prices.mark, seconds)))
+        return prices.marks_of(seconds)
 
     def quote(self, symbol: str, second: int) -> Quote:
         """Return the latest quote at this second."""

@@ -6,6 +6,7 @@ The database has the rows that a service would have written, by the same stateme
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from io import RawIOBase
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +25,7 @@ from trader.backtest.accounts import Idle, ModelAccount
 from trader.backtest.advance import Journal
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.sources import AiSource, RecordingStrategySource, ReplayedDecisions
+from trader.backtest.values import AccountValues
 from trader.core.clock import iso
 from trader.core.errors import StartError, Unavailable
 from trader.core.files import append
@@ -42,7 +44,7 @@ from trader.exchange.sql.accounts import (
 )
 from trader.exchange.sql.ledger import posting_rows, write_postings
 from trader.market.domain.markets import STALE_AFTER
-from trader.portfolio.domain.histories import AccountValues, Snapshot
+from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.sql.snapshots import SavedBaseline, insert_snapshots, upsert_baselines
 from trader.portfolio.tables import Results, empty
 from trader.settings.settings import Settings
@@ -126,38 +128,45 @@ class TableJournal(Journal):
     """Journal that fills the tables of a result: for the accounts, everything; for the baselines, their equity."""
 
     def __init__(self) -> None:
-        self.tables = empty()
+        self._tables = empty()
+        self._values: list[AccountValues] = []
         self.closed: list[Trade] = []  # as in the table of trades
 
     def post(self, posting: Posting) -> None:
         account_id = posting.account.id
         for fill in posting.fills:
             fee = fill.fee + fill.liquidation_fee
-            self.tables.fills.add(
+            self._tables.fills.add(
                 fill.at, account_id, fill.symbol, fill.side.value, fill.quantity, fill.price, fee, fill.maker,
                 fill.cause.value,
             )  # fmt: skip
         self.closed += posting.trades
 
     def snapshots(self, values: AccountValues) -> None:
-        count = len(values.times)
-        self.tables.equity.extend(
-            values.times, [values.account_id] * count, values.worths, [values.cash] * count, values.gains
-        )
+        self._values.append(values)
 
-    def finish(self, accounts: Sequence[ModelAccount]) -> Results:
-        """Return the tables, with the completed trades, and the decisions of the accounts by time."""
+    def finish(self, accounts: Sequence[ModelAccount]) -> None:
+        """Add the completed trades, and the decisions of the accounts by time."""
         by_id = {followed.account.id: followed for followed in accounts}
         for trade in self.closed:
-            self.tables.trades.add(
+            self._tables.trades.add(
                 trade.account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
                 trade.leverage, trade.gross_pnl, trade.fees, trade.funding, trade.net_pnl, trade.close_reason.value,
                 trade.confidence, trade.opened_at, trade.closed_at, *by_id[trade.account_id].tags_of(trade),
             )  # fmt: skip
         outcomes = [(outcome, followed.account.id) for followed in accounts for outcome in followed.outcomes]
         for (at, *rest), account_id in sorted(outcomes, key=lambda pair: (pair[0].at, pair[1])):
-            self.tables.decisions.add(at, account_id, *rest)
-        return self.tables
+            self._tables.decisions.add(at, account_id, *rest)
+
+    @cached_property
+    def results(self) -> Results:
+        """The tables. That of the equity is filled when they are first read."""
+        for values in self._values:
+            account, count = values.account, len(values.times_ms)
+            gains, worths, _ = zip(*values.values(), strict=True)
+            self._tables.equity.extend(values.times, [account.id] * count, worths, [account.cash] * count, gains)
+        self._values.clear()
+        return self._tables
 
 
 BATCH: Final = 4_000
@@ -198,7 +207,7 @@ class DatabaseJournal(Journal):
 
     def snapshots(self, values: AccountValues) -> None:
         self._snapshots += values.snapshots()
-        self._kept += len(values.times)
+        self._kept += len(values.times_ms)
 
     @property
     def is_full(self) -> bool:

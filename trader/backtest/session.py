@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
-from trader.agents.domain.observation import RunHistory, opened_at
+from trader.agents.domain.observation import opened_at
 from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
 from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Shown, View
 from trader.agents.execute import execute_change, resting_order
@@ -100,10 +100,11 @@ class AccountSession:
         engine, second = self._engine, min(epoch_second(self._now), self._engine.last)
         return MarketPeek(engine.market, self.followed, second, self._now)
 
-    def read_history(self) -> RunHistory:
-        """Return the history of the account, read now unless it has been since the last booking in this hour."""
-        self._engine.take_snapshots(self.followed, epoch_second(self._now))
-        return self.followed.history(self._now)
+    def read_history(self) -> None:
+        """Read the history of the account, unless it has been read since the last booking in this hour."""
+        if not self.followed.knows_history(self._now):
+            self._engine.take_snapshots(self.followed, epoch_second(self._now))
+            self.followed.history(self._now)
 
     def look(self) -> View:
         """Return the view of the account's agent."""
@@ -151,7 +152,9 @@ class AccountSession:
 
     def context(self, viewed_at: datetime | None = None) -> RiskContext:
         """Return the account's current risk context for the guard."""
-        engine, followed, history = self._engine, self.followed, self.read_history()
+        engine, followed = self._engine, self.followed
+        engine.take_snapshots(followed, epoch_second(self._now))
+        history = followed.history(self._now)
         return history.risk_context(
             followed.account,
             followed.equity.lowest_on(history.hour.date()),

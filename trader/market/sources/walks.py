@@ -6,7 +6,7 @@ extremes or in the middle of its range. The pool holds families of all kinds, ab
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from math import exp, sqrt
 from random import Random
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trader.core.statistics import Floats
+
+Heights = Floats | NDArray[np.uint16]
 
 SECONDS: Final = 60
 MOVES: Final = SECONDS - 1
@@ -182,24 +184,23 @@ class WalkPool:
     """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
 
     def __init__(self) -> None:
-        families: list[Floats] = []
+        families: list[NDArray[np.uint16]] = []
         parts: list[Floats] = []
         kinds: list[int] = []
         for kind, draw in enumerate(KINDS):
             of_kind, ranges = _families(draw, Random(f"{_POOL_SEED}:{kind}"))
             totals = ranges.sum(axis=1, keepdims=True)
             has_moved = totals[:, 0] > 0  # else a family without a jump
-            families.append(of_kind[has_moved].reshape(-1, SECONDS))
+            families.append(of_kind[has_moved].reshape(-1, SECONDS).astype(np.uint16))
             parts.append((ranges[has_moved] / totals[has_moved]).ravel())
             kinds += [kind] * int(has_moved.sum())
-        heights = np.concatenate(families)
-        self._heights = heights.astype(np.uint16)
+        self._heights = np.concatenate(families)
         """A row of sixty per walk."""
         self._parts = np.concatenate(parts)
         """The range of each walk as a fraction of its family's ranges."""
         self._scales = self._parts * len(_SIGNS) / TOP
         self._kinds = np.repeat(kinds, len(_SIGNS))
-        own = cells_of(heights[:, 0], heights[:, -1], TOP)
+        own = cells_of(self._heights[:, 0], self._heights[:, -1], TOP)
         cells = np.concatenate([own, CELLS - 1 - own])  # of the walks and their mirror images
         kinds_and_cells = CELLS * np.tile(self._kinds, 2) + cells
         by_cell = np.bincount(kinds_and_cells, np.tile(self._parts, 2), minlength=CELLS * len(KINDS))
@@ -207,11 +208,19 @@ class WalkPool:
         self._by_kind: Floats = by_kind / by_kind.sum(axis=1, keepdims=True)
         """For each kind, the fraction of its ranges in each cell."""
         filled = np.unique(cells)
-        self._members = [np.flatnonzero(cells == _nearest(filled, number)) for number in range(CELLS)]
+        members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells, minlength=CELLS))[:-1])
+        self._members = [members[_nearest(filled, number)] for number in range(CELLS)]
         """The walks of each cell, or of the nearest cell that has any; mirror images are numbered after all walks."""
-        self._from_0 = self._heights.astype(np.float32) - self._heights[:, :1]
-        self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self._scales) > _NET_MIN)
+
+    @cached_property
+    def _from_0(self) -> NDArray[np.float32]:
+        """The walks relative to their starts."""
+        return self._heights.astype(np.float32) - self._heights[:, :1]
+
+    @cached_property
+    def _free(self) -> NDArray[np.int64]:
         """The walks with a net move."""
+        return np.flatnonzero(np.abs(self._from_0[:, -1] * self._scales) > _NET_MIN)
 
     def weights(self, shares: Floats) -> Floats:
         """Return weights of the kinds that give each cell about its share, found by expectation maximization."""
@@ -253,23 +262,22 @@ def _families(draw: WalkKind, rng: Random) -> tuple[Floats, Floats]:
     drawn = [(draw(rng), rng.sample(range(1, len(_SIGNS)), k=MOVES)) for _ in range(_FAMILIES_PER_KIND)]
     moves, columns = (np.array(each) for each in zip(*drawn, strict=True))
     seconds = _seconds(moves.reshape(_FAMILIES_PER_KIND, MOVES, -1))
-    signs = _SIGNS[:, columns].swapaxes(0, 1)
-    walks = seconds[np.arange(_FAMILIES_PER_KIND)[:, None, None], np.arange(MOVES), signs]
-    heights, ranges = _heights(walks.reshape(-1, MOVES, walks.shape[-1]))
+    signs = _SIGNS[np.arange(len(_SIGNS))[:, None], columns[:, None]]
+    places = signs * columns.size + np.arange(columns.size).reshape(_FAMILIES_PER_KIND, 1, MOVES)
+    heights, ranges = _heights(seconds.reshape(len(seconds), -1).take(places.reshape(-1, MOVES), axis=1))
     return heights.reshape(_FAMILIES_PER_KIND, -1, SECONDS), ranges.reshape(_FAMILIES_PER_KIND, -1)
 
 
 def _seconds(moves: Floats) -> Floats:
-    """Sum up the moves within each second of each family, as drawn and mirrored: the third axis.
+    """Sum up the moves within each second of each family, as drawn and mirrored: the second axis.
 
-    The last axis is the net move, the rise and the (negative) fall, and whether each is reached at its end (1).
+    The first axis is the net move, the rise and the (negative) fall, and whether each is reached at its end (1).
     """
     levels = np.zeros((*moves.shape[:-1], moves.shape[-1] + 1))
     np.cumsum(moves, axis=-1, out=levels[..., 1:])
     net, rise, fall = levels[..., -1], levels.max(axis=-1), levels.min(axis=-1)
     at_rise, at_fall = (_nearer_ends(places, moves) for places in (levels.argmax(axis=-1), levels.argmin(axis=-1)))
-    drawn, mirrored = (net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)
-    return np.array([drawn, mirrored]).transpose(2, 3, 0, 1)
+    return np.array([(net, -net), (rise, -fall), (fall, -rise), (at_rise, at_fall), (at_fall, at_rise)])
 
 
 def _nearer_ends(places: NDArray[np.int64], moves: Floats) -> NDArray[np.bool_]:
@@ -287,16 +295,16 @@ def _heights(seconds: Floats) -> tuple[Floats, Floats]:
 
     `seconds` has the sums of `_seconds` for each walk and second.
     """
-    walks = np.arange(len(seconds))
-    levels = np.zeros((len(seconds), SECONDS))
-    np.cumsum(seconds[:, :, 0], axis=1, out=levels[:, 1:])
-    tops, bottoms = levels[:, :-1] + seconds[:, :, 1], levels[:, :-1] + seconds[:, :, 2]
+    net, rise, fall, at_rise, at_fall = seconds
+    walks, levels = np.arange(len(net)), np.zeros((len(net), SECONDS))
+    np.cumsum(net, axis=1, out=levels[:, 1:])
+    tops, bottoms = levels[:, :-1] + rise, levels[:, :-1] + fall
     at_high, at_low = tops.argmax(axis=1), bottoms.argmin(axis=1)
     high, low = tops[walks, at_high], bottoms[walks, at_low]
     reach = high - low
     is_high_later = at_high >= at_low
-    at_high = at_high + seconds[walks, at_high, 3].astype(int)
-    at_low = at_low + seconds[walks, at_low, 4].astype(int)
+    at_high = at_high + at_rise[walks, at_high].astype(int)
+    at_low = at_low + at_fall[walks, at_low].astype(int)
     # If both are at the same second, the later one moves forward, or the earlier one back if it would become the close.
     step = np.where(at_high != at_low, 0, np.where(at_high < MOVES - 1, 1, -1))
     moves_high = is_high_later == (step > 0)
@@ -306,7 +314,7 @@ def _heights(seconds: Floats) -> tuple[Floats, Floats]:
     return np.rint((levels - low[:, None]) * scale[:, None]), reach
 
 
-def cells_of(opened: Floats, close: Floats, top: Floats | int) -> NDArray[np.int64]:
+def cells_of(opened: Heights, close: Heights, top: Floats | int) -> NDArray[np.int64]:
     """Return the cells of opens and closes between 0 and `top`."""
     first, last = (np.searchsorted(_EDGES, heights / top, side="right") for heights in (opened, close))
     return first * _CLASSES + last

@@ -1,11 +1,10 @@
 """Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
-from operator import add
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -14,7 +13,7 @@ import msgspec
 from trader.core.clock import ceil_time, floor_time
 from trader.core.money import ZERO, divide
 from trader.core.statistics import EquityPoint, grouped
-from trader.exchange.domain.account import Account
+from trader.exchange.domain.account import Account, Position
 
 Window = Literal["24h", "7d", "30d"]
 WINDOWS: Final[Mapping[Window, timedelta]] = {
@@ -121,54 +120,39 @@ def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
     return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
-class AccountValues(NamedTuple):
-    """The values of an account at several times, between which nothing changed but the marks: columns of snapshots."""
+class AccountValue(NamedTuple):
+    """The unrealized profit, the value and the leverage of an account at one time."""
 
-    account_id: str
-    run_id: UUID
-    cash: Decimal
-    sequence: int
-    times: Sequence[datetime]
-    gains: Sequence[Decimal]
-    worths: Sequence[Decimal]
-    leverages: Sequence[float]
+    gain: Decimal
+    worth: Decimal
+    leverage: float
 
     @classmethod
-    def of(cls, account: Account, marks: Mapping[str, Sequence[Decimal]], times: Sequence[datetime]) -> "AccountValues":
-        """Return the values at these times; `marks` has a mark at each of them for every position."""
-        gains = notionals = [ZERO] * len(times)
-        for position in account.positions.values():
-            gains = list(map(add, gains, map(position.unrealized, marks[position.symbol])))
-            notionals = list(map(add, notionals, map(position.notional, marks[position.symbol])))
-        cash = account.cash
-        worths = [cash + gain for gain in gains]
-        leverages = list(map(_leverage, notionals, worths))
-        return cls(account.id, account.run.id, cash, account.sequence, times, gains, worths, leverages)
+    def of(cls, positions: Collection[Position], cash: Decimal, marks: Iterable[Decimal]) -> "AccountValue":
+        """Return the value of positions at these marks, one for each, and of cash. Of nothing, leverage is infinite."""
+        notional = gain = ZERO
+        for position, mark in zip(positions, marks, strict=True):
+            notional += position.notional(mark)
+            gain += position.unrealized(mark)
+        worth = cash + gain
+        return cls(gain, worth, (float(notional / worth) if worth > 0 else math.inf) if notional else 0.0)
 
-    def snapshots(self) -> Iterator[Snapshot]:
-        """Yield the snapshots, ascending."""
-        for at, gain, worth, leverage in zip(self.times, self.gains, self.worths, self.leverages, strict=True):
-            yield Snapshot(
-                account_id=self.account_id,
-                run_id=self.run_id,
-                net_portfolio=worth,
-                cash=self.cash,
-                unrealized_pnl=gain,
-                created_at=at,
-                leverage=leverage,
-                sequence=self.sequence,
-            )
+    def snapshot(self, account: Account, at: datetime) -> Snapshot:
+        return Snapshot(
+            account_id=account.id,
+            run_id=account.run.id,
+            net_portfolio=self.worth,
+            cash=account.cash,
+            unrealized_pnl=self.gain,
+            created_at=at,
+            leverage=self.leverage,
+            sequence=account.sequence,
+        )
 
 
 def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
     """Return the account's value at the marks; None if one of its markets has no price yet."""
     if any(symbol not in marks for symbol in account.positions):
         return None
-    return next(AccountValues.of(account, {symbol: [marks[symbol]] for symbol in account.positions}, [at]).snapshots())
-
-
-def _leverage(notional: Decimal, value: Decimal) -> float:
-    """Return the notional of an account's positions over its value; infinity if nothing is left."""
-    if not notional:
-        return 0.0
-    return float(notional / value) if value > 0 else math.inf
+    value = AccountValue.of(account.positions.values(), account.cash, [marks[symbol] for symbol in account.positions])
+    return value.snapshot(account, at)
