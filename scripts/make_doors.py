@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trader.agents.providers.client import PROTOCOLS
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.variants import VARIANTS
 from trader.api.stream_table import STREAMS
 from trader.live.venues import VENUES

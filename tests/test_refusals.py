@@ -26,7 +26,7 @@ from trader.agents.domain.tools import Decision, Holding
 from trader.agents.domain.view import ObservedAccount, ObservedMarket, ObservedStats, Shown, View
 from trader.agents.models_file import read_models
 from trader.agents.providers.cassette import Cassette
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.provider import Provider
 from trader.agents.providers.strategy_process import Begun, command
 from trader.agents.strategy_files import load_strategy
 from trader.api.connections import raise_file_limit

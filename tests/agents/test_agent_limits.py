@@ -30,7 +30,7 @@ from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers import strategy_process
 from trader.agents.providers.client import DEFAULT_TIMING, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.confinement import WATCHED_EVERY_S, kept
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.provider import Provider
 from trader.agents.providers.strategy_process import (
     Begin,
     Begun,

@@ -28,7 +28,7 @@ from trader.agents import record as invocation_record
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import Invocation
 from trader.agents.model_warnings import ConsecutiveFailures
-from trader.agents.providers.providers import RuleProvider
+from trader.agents.providers.provider import RuleProvider
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.sql.linked_invocations import update_invocation_closed
 from trader.agents.verification import verify

@@ -21,7 +21,8 @@ from support.served import AppClient, call, make_app
 from support.service_context import make_context
 from support.waiting import turns, until
 
-from trader.agents.providers.providers import Providers, RuleProvider
+from trader.agents.providers.provider import RuleProvider
+from trader.agents.providers.providers import Providers
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model
 from trader.api import rpc

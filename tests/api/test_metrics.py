@@ -16,7 +16,7 @@ from support.service_parts import START, ServiceParts
 
 from trader.agents.domain.invocations import Failing
 from trader.agents.providers.client import ProviderAccess, ProviderClient
-from trader.agents.providers.providers import PROVIDERS, RuleProvider
+from trader.agents.providers.provider import PROVIDERS, RuleProvider
 from trader.api import context as keys
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster

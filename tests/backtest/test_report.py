@@ -26,8 +26,9 @@ from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.analytics import CurrentRun
 from trader.portfolio.tables import Table, load_table
-from trader.seasons.page import RankedModel, SeasonReport, page
+from trader.seasons.page import page
 from trader.seasons.sql.report import AccountReport
+from trader.seasons.standings import RankedModel, SeasonReport
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 

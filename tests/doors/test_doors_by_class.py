@@ -16,8 +16,8 @@ from support.trading_floor import Floor
 
 from trader.agents.domain.conversation import Turn
 from trader.agents.models_file import read_models
-from trader.agents.providers.client import PROTOCOLS
 from trader.agents.providers.protocols import ProviderProtocol, completion_of
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.providers import make_providers
 from trader.core.errors import SettingsError
 from trader.operations.alarms import Alarms

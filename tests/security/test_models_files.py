@@ -11,7 +11,8 @@ from support import chat_server
 
 from trader.agents.domain.models import ModelConfiguration, ProviderDefinition
 from trader.agents.models_file import ModelEntry, read_models
-from trader.agents.providers.providers import PROVIDERS, make_providers
+from trader.agents.providers.provider import PROVIDERS
+from trader.agents.providers.providers import make_providers
 from trader.core.errors import SettingsError
 from trader.settings.settings import Settings
 

@@ -13,7 +13,8 @@ from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import tool_schemas
 from trader.agents.domain.view import Shown
-from trader.agents.providers.providers import Providers, RuleProvider
+from trader.agents.providers.provider import RuleProvider
+from trader.agents.providers.providers import Providers
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model

@@ -16,7 +16,8 @@ from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.domain.view import Shown
 from trader.agents.invocations import FinishedInvocation, InvocationReader
-from trader.agents.providers.providers import Provider, Providers
+from trader.agents.providers.provider import Provider
+from trader.agents.providers.providers import Providers
 from trader.agents.providers.taapi import Taapi
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from trader.agents.domain.invocations import Invocation
 from trader.agents.domain.models import CYCLE, Model, TokenPrice
 from trader.agents.domain.shares import Budget, Sharer, Shares, State
-from trader.agents.providers.providers import highest_cost, own_answer_limit
+from trader.agents.providers.provider import highest_cost, own_answer_limit
 from trader.agents.sql.invocations import DayCost, select_costs_since
 from trader.core.clock import floor_time
 from trader.core.money import ZERO, format_decimal, from_number

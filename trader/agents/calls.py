@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, storable
 from trader.agents.domain.guard import STALE_DECISION
-from trader.agents.domain.invocations import EndedBy, InvocationStatus, ToolCallStatus
+from trader.agents.domain.invocations import INTERRUPTED, EndedBy, InvocationStatus, ToolCallStatus
 from trader.agents.domain.messages import account_json, failed
 from trader.agents.domain.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding
 from trader.agents.execute import InvocationEnvironment, execute
-from trader.agents.model_warnings import INTERRUPTED
 from trader.agents.record import InvocationRecord, StartedCall
 from trader.core.errors import TraderError, Unavailable
 from trader.core.events import EventBus, WorkflowProgress, WorkflowType

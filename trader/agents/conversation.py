@@ -16,7 +16,7 @@ from trader.agents.domain.tools import RESTING_TOOLS, TOOLS
 from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN
-from trader.agents.providers.providers import Provider, answer_tokens_min
+from trader.agents.providers.provider import Provider, answer_tokens_min
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, temperature_of
 from trader.core.errors import ContextExceeded, MarketUnavailable, NoUsableCall, ProviderError, ProviderTimeout

@@ -11,7 +11,7 @@ from trader import __version__
 from trader.agents.domain.entrants import FIRST, Entrant, fingerprint
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import tool_schemas
-from trader.agents.providers.providers import base_url_of
+from trader.agents.providers.provider import base_url_of
 from trader.agents.sql.entrants import (
     insert_entrant,
     select_latest_entrant,

@@ -6,13 +6,11 @@ from typing import Final, NamedTuple
 
 from trader.agents.budgets import ASSUMED_PRICE, Budgets
 from trader.agents.conversation import CUT_PROMPT, Learned
-from trader.agents.domain.invocations import Failing, Invocation
+from trader.agents.domain.invocations import INTERRUPTED, Failing, Invocation
 from trader.agents.domain.models import Model
 from trader.agents.domain.shares import Budget
-from trader.agents.providers.providers import Provider, find_in_cooldown
-
-INTERRUPTED: Final = "interrupted"
-"""The failure reason of an invocation canceled by the end of its process."""
+from trader.agents.providers.provider import Provider
+from trader.agents.providers.providers import find_in_cooldown
 
 FAILURES_MAX: Final = 3
 """Number of consecutive failed invocations at which a model is reported."""

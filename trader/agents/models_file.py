@@ -25,8 +25,8 @@ from trader.agents.domain.models import (
     TokenPrice,
     Usd,
 )
-from trader.agents.providers.client import PROTOCOLS
 from trader.agents.providers.protocols import StreamedProtocol
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.strategy_process import check_strategy
 from trader.core.errors import Issue, SettingsError
 from trader.core.files import is_secret_name, read_regular

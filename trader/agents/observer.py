@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -25,7 +25,6 @@ from trader.agents.domain.observation import (
     opened_at,
 )
 from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, Shown, VariantLimits, View
-from trader.agents.providers.taapi import Taapi
 from trader.agents.sql.agent_view import (
     select_last_fills,
     select_lowest_equity,
@@ -42,6 +41,9 @@ from trader.market.domain.indicators import Indicators, indicators
 from trader.market.domain.markets import INTERVALS, Candle, Interval
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
+
+if TYPE_CHECKING:  # a backtest has no supplier, and needs no client
+    from trader.agents.providers.taapi import Taapi
 
 SESSION_INTERVAL: Final[Interval] = "5m"
 """Interval of the candles from which the session VWAP is computed, whatever the interval of the indicators."""
@@ -63,7 +65,7 @@ class Observer:
         exchange: Exchange,
         market: MarketFeed,
         settings: Settings,
-        supplier: Taapi | None = None,
+        supplier: "Taapi | None" = None,
     ) -> None:
         self._database = database
         self._exchange = exchange

@@ -30,7 +30,7 @@ from trader.agents.domain.models import Model, TokenPrice
 from trader.agents.domain.tools import Decision, PlaceOrder, call_type, raw_of
 from trader.agents.domain.view import View
 from trader.agents.payloads import EncodedPayload
-from trader.agents.providers.providers import highest_cost
+from trader.agents.providers.provider import highest_cost
 from trader.agents.sql.invocations import insert_step, insert_tool_call, update_invocation, upsert_note
 from trader.agents.sql.linked_invocations import update_invocation_closed
 from trader.core.errors import ProviderError

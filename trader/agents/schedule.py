@@ -9,13 +9,12 @@ from typing import Final
 
 from trader.agents.budgets import Budgets
 from trader.agents.conversation import InvocationLimits, Learned
-from trader.agents.domain.invocations import Failing
+from trader.agents.domain.invocations import INTERRUPTED, Failing
 from trader.agents.domain.models import Model, rule_model
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.external import ExternalAgents
 from trader.agents.model_warnings import (
-    INTERRUPTED,
     ConsecutiveFailures,
     Warnings,
     model_warnings,

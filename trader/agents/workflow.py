@@ -17,13 +17,12 @@ from trader.agents.conversation import Conversation, InvocationLimits
 from trader.agents.domain.as_written import readable, with_calls_of_text
 from trader.agents.domain.conversation import ModelAnswer, refusal_in
 from trader.agents.domain.guard import GuardRefusal
-from trader.agents.domain.invocations import EndedBy
+from trader.agents.domain.invocations import INTERRUPTED, EndedBy
 from trader.agents.domain.messages import failed, refused
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import CALLS_MAX, ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
 from trader.agents.execute import InvocationEnvironment
-from trader.agents.model_warnings import INTERRUPTED
-from trader.agents.providers.providers import Provider, answer_tokens_min, own_answer_limit
+from trader.agents.providers.provider import Provider, answer_tokens_min, own_answer_limit
 from trader.agents.record import InvocationRecord
 from trader.core.clock import iso
 from trader.core.errors import NoUsableCall, ProviderError, TraderError

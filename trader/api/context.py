@@ -9,7 +9,7 @@ from aiohttp import web
 
 from trader.agents.external import ExternalAgents
 from trader.agents.invocations import InvocationReader
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.provider import Provider
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import KnownModels
 from trader.core.clock import Clock

@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 from trader import __version__
 from trader.agents.domain.shares import Budget
 from trader.agents.providers.client import ProviderClient
-from trader.agents.providers.providers import Provider, find_outages
+from trader.agents.providers.provider import Provider
+from trader.agents.providers.providers import find_outages
 from trader.agents.schedule import InvocationScheduler
 from trader.api.broadcast import Broadcaster
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, PROVIDERS, RELAY, ROLE, SCHEDULERS

@@ -15,7 +15,7 @@ from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import RECORDED_TOOLS, Decision, request_of
 from trader.agents.domain.view import Shown, View
 from trader.agents.providers.cassette import Cassette, KeptAnswer, missing_text, request_digest, view_digest
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.provider import Provider
 from trader.agents.record import cost_of
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ContextExceeded, ProviderError

@@ -21,14 +21,12 @@ from trader import __version__
 from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
-from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
 from trader.backtest.market import BacktestMarket
 from trader.backtest.models import Chosen, choose_models
 from trader.backtest.output import DatabaseJournal, DecisionLines, LedgerLines, Output, Reserve, TableJournal
-from trader.backtest.report import make_report
 from trader.backtest.result import (
     account_value,
     answers_value,
@@ -70,7 +68,7 @@ from trader.market.sources.own_data import OwnData
 from trader.portfolio.evidence import Field, last_whole_hour
 from trader.portfolio.evidence import make_report as evidence_report
 from trader.portfolio.tables import Format, Table, check_format
-from trader.seasons.page import RankedModel, page
+from trader.seasons.standings import RankedModel
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
 
@@ -272,21 +270,22 @@ async def _conclude(
     runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
     baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
     standings, evidence = rank(run, runs), None
+    value = _value(spec, settings, source, run, chosen, end, digest, standings)
+    value |= {"baselines": baselines_value(run, baselines), "evidence": None}
     if spec.has_evidence:
+        from trader.backtest import report  # noqa: PLC0415 - so that a run without one starts without its page
+
         models = {followed.model.id: followed.model for followed in run.accounts}
         evidence = await evidence_report(Field(last_whole_hour(end.reached), models, runs, baselines))
-    value = _value(spec, settings, source, run, chosen, end, digest, standings)
-    shown = None if evidence is None else GetEvidenceOutput.of("run", evidence)
-    value |= {"baselines": baselines_value(run, baselines), "evidence": shown}
+        value["evidence"] = report.evidence_value(evidence)
     masked = masked_value(spec.entrants.mask, value["accounts"])
     value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
     add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
     (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
     if evidence is not None:
-        report = await make_report(
-            run, source, spec.conditions.recording.name, labelled(standings, run), runs, baselines, evidence, value
-        )
-        (spec.out / REPORT).write_text(page(report), encoding="utf-8")
+        name = spec.conditions.recording.name
+        page = await report.make_page(run, source, name, labelled(standings, run), runs, baselines, evidence, value)
+        (spec.out / REPORT).write_text(page, encoding="utf-8")
     return value, standings
 
 

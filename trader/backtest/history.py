@@ -14,7 +14,7 @@ import msgspec
 
 from trader.agents.domain.models import Model, rule_model
 from trader.agents.observer import TRADES_SHOWN
-from trader.agents.providers.providers import RuleProvider
+from trader.agents.providers.provider import RuleProvider
 from trader.agents.sql.agent_view import select_run_past
 from trader.agents.sql.models import lock_history, select_models, upsert_model
 from trader.agents.variants import VARIANTS

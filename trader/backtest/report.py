@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.api.schemas.model_stats import figure
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.result import listing_lines, listings_value
@@ -19,7 +20,8 @@ from trader.portfolio.domain.histories import HourlyValue
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.tables import Table
-from trader.seasons.page import RankedModel, SeasonReport, percent_curve
+from trader.seasons.page import page
+from trader.seasons.standings import RankedModel, SeasonReport, percent_curve
 
 CANDLES_MAX: Final = 4000
 """The most candles of a market in a report: 15 minutes for a month, an hour for half a year."""
@@ -28,7 +30,12 @@ TRADES_MAX: Final = 2000
 """The most trades of a market in a report; earlier ones are only in the tables."""
 
 
-async def make_report(
+def evidence_value(evidence: EvidenceReport) -> GetEvidenceOutput:
+    """Return the evidence as in `result.json`."""
+    return GetEvidenceOutput.of("run", evidence)
+
+
+async def make_page(
     run: Backtest,
     source: BacktestSource,
     name: str,
@@ -37,8 +44,8 @@ async def make_report(
     references: Mapping[str, RunStatistics],
     evidence: EvidenceReport,
     value: Mapping[str, Any],
-) -> SeasonReport:
-    """Return the report of a backtest, whose result is `value`. `references` are the statistics of the baselines."""
+) -> str:
+    """Return the page of a backtest, whose result is `value`. `references` are the statistics of the baselines."""
     by_id = {each.account.id: each for each in run.accounts}
     ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
     baselines = {each.baseline: references[each.baseline.id] for each in run.baselines if each.hours}
@@ -51,7 +58,7 @@ async def make_report(
         }
         for standing, followed in ranked
     ] + [{"name": each.name} | _of_equity(of) for each, of in baselines.items() if each != HOLD_NOTHING]
-    return SeasonReport(
+    content = SeasonReport(
         name,
         standings,
         {model_id: followed.model for model_id, followed in by_id.items()},
@@ -66,6 +73,7 @@ async def make_report(
             "markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets],
         },
     )
+    return page(content)
 
 
 _CONDITIONS: Final = (

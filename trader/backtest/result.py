@@ -24,8 +24,8 @@ from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
-from trader.seasons.page import RankedModel, make_standings
 from trader.seasons.sql.report import AccountReport
+from trader.seasons.standings import RankedModel, make_standings
 from trader.settings.settings import Settings
 
 

@@ -23,11 +23,10 @@ from trader.agents.domain.models import EXTERNAL, Model
 from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_NAMES, BadCall, Change, Decision, Holding, decode
 from trader.agents.domain.view import Memory, View
-from trader.agents.providers.providers import Provider
+from trader.agents.providers.provider import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.workflow import Workflow
 from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionOutcome, DecisionSource
-from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers, KeptDecisions
 from trader.backtest.masking import MaskedPeek, MaskedSession
 from trader.backtest.session import AccountSession
@@ -201,32 +200,9 @@ class AiSource(WorkflowSource):
         if session.followed.decisions == decided and self.provider.ended is not None:
             raise self.provider.ended
 
-
-class AgentSource(AiSource):
-    """Decision source of an external agent that is called now."""
-
-    keeps_orders = True
-
-    def __init__(
-        self,
-        model: Model,
-        provider: KeptAnswers,
-        agent: CalledAgent | CallingAgent,
-        settings: Settings,
-        ends_at: datetime,
-        mask: Mask | None = None,
-    ) -> None:
-        super().__init__(model, provider, settings, ends_at, mask)
-        self.agent = agent
-
-    def _environment(self, session: AccountSession) -> AccountSession | MaskedSession:
-        environment = super()._environment(session)
-        self.agent.begin(environment, session.record)
-        return environment
-
-    def _note(self, record: InvocationRecord, followed: BacktestAccount, began_at: datetime) -> None:
-        super()._note(record, followed, began_at)
-        self.agent.end_decision(record)
+    def renewed(self, model: Model, settings: Settings, ends_at: datetime, mask: Mask | None) -> "AiSource":
+        """Return a source that asks the same provider for a model, and remembers nothing."""
+        return AiSource(model, self.provider, settings, ends_at, mask)
 
 
 class RecordingStrategySource(DecisionSource):

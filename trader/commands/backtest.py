@@ -37,7 +37,7 @@ from trader.commands.command import (
 from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError
-from trader.seasons.page import RankedModel
+from trader.seasons.standings import RankedModel
 from trader.settings.dotenv import DEFAULT_FILE
 
 _OTHERS: Final = (

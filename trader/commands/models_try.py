@@ -26,7 +26,8 @@ from trader.agents.models_file import add_keys_argument, entry_of, read_models, 
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker
 from trader.agents.providers.client import ProviderClient
-from trader.agents.providers.providers import make_providers, own_answer_limit
+from trader.agents.providers.provider import own_answer_limit
+from trader.agents.providers.providers import make_providers
 from trader.agents.providers.taapi import make_supplier
 from trader.agents.record import InvocationRecord
 from trader.agents.recorder import InvocationRecorder, RecorderServices

@@ -20,8 +20,9 @@ from trader.live.sql.drift import DriftFigures, Uncompared
 from trader.portfolio.evidence import Field, last_whole_hour, make_report
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import read_accounts
-from trader.seasons.page import SeasonReport, make_standings, page
+from trader.seasons.page import page
 from trader.seasons.sql import report as store
+from trader.seasons.standings import SeasonReport, make_standings
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

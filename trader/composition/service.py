@@ -11,7 +11,8 @@ import msgspec
 
 from trader.agents.invocations import InvocationReader
 from trader.agents.model_warnings import Warnings
-from trader.agents.providers.providers import Provider, find_in_cooldown, make_providers
+from trader.agents.providers.provider import Provider
+from trader.agents.providers.providers import find_in_cooldown, make_providers
 from trader.agents.providers.taapi import make_supplier
 from trader.agents.providers.webhook import WebhookClient
 from trader.agents.recorder import StoredStates

@@ -21,7 +21,8 @@ from trader.portfolio.evidence import EvidenceReport, Field, make_report
 from trader.portfolio.run_statistics import RunStatistics, count_contenders
 from trader.portfolio.tables import Format, Table
 from trader.seasons.bundle import REPORT, SCHEMA, Basis, SeasonFacts, SeasonRows, rows_of, schema_file
-from trader.seasons.page import page, season_report
+from trader.seasons.page import page
+from trader.seasons.standings import season_report
 
 FORMAT: Final = 1
 

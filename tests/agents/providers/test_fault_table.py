@@ -24,8 +24,9 @@ from support.trading_floor import open_floor, opening
 
 from trader.agents.domain.models import ProviderDefinition
 from trader.agents.providers.attempts import retry_after_of
-from trader.agents.providers.client import COOLDOWN_REFUSALS, PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
+from trader.agents.providers.client import COOLDOWN_REFUSALS, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.protocols import StreamedProtocol, events_of
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.refusals import refused_field, status_of, subject_of, words_of
 from trader.agents.providers.replies import ChatCompletion, answer_of, decode_reply
 from trader.core.errors import ProviderError

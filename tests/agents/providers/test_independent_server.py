@@ -19,7 +19,7 @@ from support.trading_floor import Floor, open_floor
 
 from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
-from trader.agents.providers.providers import PROVIDERS
+from trader.agents.providers.provider import PROVIDERS
 from trader.agents.sql.invocations import select_steps
 from trader.agents.variants import VARIANTS
 from trader.core.variant_id import VariantId

@@ -20,7 +20,8 @@ from trader.agents.domain.models import ModelConfiguration, ProviderDefinition, 
 from trader.agents.domain.prompt import CANDLES_END
 from trader.agents.domain.view import ObservedMarket
 from trader.agents.invocations import FinishedInvocation
-from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
+from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.providers import make_providers
 from trader.agents.record import cost_of
 from trader.agents.schedule import InvocationScheduler

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from trader.agents.domain.models import Model, ModelConfiguration, ProviderDefinition, TokenPrice, rule_model
-from trader.agents.providers.client import PROTOCOLS
-from trader.agents.providers.providers import highest_cost, own_answer_limit
+from trader.agents.providers.provider import PROTOCOLS, highest_cost, own_answer_limit
 from trader.core.variant_id import VariantId
 
 PRICE = TokenPrice(input=3, cached=0.3, output=15)

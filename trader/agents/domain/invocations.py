@@ -18,6 +18,9 @@ EndedBy = Literal["holding", "answer", "steps", "tokens", "deadline", "calls", "
 """What ended an invocation: the model (by a call, or by an answer without one), a limit or a deadline; a failed one,
 the lack of a usable call, another error, its time limit, or the end of its process."""
 
+INTERRUPTED: Final = "interrupted"
+"""The failure reason of an invocation canceled by the end of its process."""
+
 FAILED_ENDS: Final = ("calls", "error", "timeout", "interruption")
 ToolCallType = Literal[
     "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",

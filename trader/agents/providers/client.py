@@ -36,7 +36,6 @@ from trader.agents.providers.attempts import (
     sum_of,
 )
 from trader.agents.providers.batches import Answered, Batches, call_provider
-from trader.agents.providers.gemini import GeminiWire
 from trader.agents.providers.keys import (
     ANSWERED_RECENTLY_S,
     KEY_REFUSED,
@@ -49,8 +48,8 @@ from trader.agents.providers.keys import (
     KeyRefusal,
     KeyRing,
 )
-from trader.agents.providers.messages import MessagesWire
-from trader.agents.providers.protocols import ChatWire, ProviderProtocol, StreamedProtocol, events_of, fit_thinking
+from trader.agents.providers.protocols import StreamedProtocol, events_of, fit_thinking
+from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.refusals import (
     About,
     brief,
@@ -62,7 +61,6 @@ from trader.agents.providers.refusals import (
     words_of,
 )
 from trader.agents.providers.replies import ChatCompletion, answer_of, context_in, decode_reply
-from trader.agents.providers.responses import ResponsesWire
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ContextExceeded, ProviderError, ProviderTimeout
 from trader.settings.checks import is_private
@@ -91,15 +89,6 @@ RAW_BYTES_MAX = 16 * 1024
 
 REASON_MAX: Final = 150
 """Maximum characters of a refusal's message in the reason of a failed invocation."""
-
-PROTOCOLS: Final[dict[str, ProviderProtocol]] = {
-    "chat": ChatWire(),
-    "responses": ResponsesWire(),
-    "messages": MessagesWire(),
-    "gemini": GeminiWire(),
-}
-"""The protocols by their name in a provider's definition: OpenAI's chat completions and Responses, Anthropic's
-Messages, Gemini's own."""
 
 COOLDOWN_REFUSALS: Final[Mapping[About, KeyRefusal]] = {
     "key": KEY_REFUSED,
