@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -167,28 +168,48 @@ class Advance:
 
         In the minute of a due session, the snapshot follows the view, as in a service.
         """
-        if followed.next_snapshot >= before:
+        values = self._not_taken(followed, before)
+        if not values.times_ms:
             return
-        first, before = followed.next_snapshot, min([before, *self.due_seconds(followed)])
+        followed.next_snapshot = next_minute(values.times_ms[-1] // 1000)
+        account, last = followed.account, followed.last_snapshot
+        if account.is_idle:
+            due_ms = [
+                each
+                for each in values.times_ms
+                if is_due(account, last, at := time_of_ms(each)) and (last := LastSnapshot(account.run.id, at))
+            ]
+            values = AccountValues(account, due_ms, ())
+        if values.times_ms:
+            followed.note_values(values)
+            self._journals.snapshots(values)
+
+    def lowest_equity(self, followed: BacktestAccount, now: datetime) -> Decimal | None:
+        """Return the lowest equity of the day until now, as if all snapshots were taken; None without any.
+
+        They are taken if minutes of an earlier hour may be among them.
+        """
+        if followed.account.is_idle or not followed.knows_history(now):
+            self.take_snapshots(followed, epoch_second(now))
+        lowest, values = followed.equity.lowest_on(now.date()), self._not_taken(followed, epoch_second(now))
+        if not values.times_ms:
+            return lowest
+        later, _, _ = values.summary(0, len(values.times_ms))
+        return later if lowest is None else min(lowest, later)
+
+    def _not_taken(self, followed: BacktestAccount, before: int) -> AccountValues:
+        """Return the values at the minutes before this second whose snapshots have not been taken."""
+        first, account = followed.next_snapshot, followed.account
+        if first < before:
+            before = min([before, *self.due_seconds(followed)])
         if first >= before:
-            return
+            return AccountValues(account, (), ())
         seconds = [first, *range(next_minute(first), before, 60)]
-        followed.next_snapshot = next_minute(seconds[-1])
         times_ms = [1000 * second for second in seconds]
         if first == self.market.span.start:
             times_ms[0] += FIRST_SNAPSHOT_MS
-        account, last = followed.account, followed.last_snapshot
-        if account.is_idle:
-            times_ms = [
-                each
-                for each in times_ms
-                if is_due(account, last, at := time_of_ms(each)) and (last := LastSnapshot(account.run.id, at))
-            ]
-        if times_ms:
-            marks = [self.market.marks_of(symbol, seconds) for symbol in account.positions]
-            values = AccountValues(account, times_ms, marks)
-            followed.note_values(values)
-            self._journals.snapshots(values)
+        columns = [self.market.marks_of(symbol, seconds) for symbol in account.positions]
+        return AccountValues(account, times_ms, columns)
 
     def due_seconds(self, followed: BacktestAccount) -> Collection[int]:
         """Return the seconds of the sessions of an account that are due."""

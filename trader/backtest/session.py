@@ -153,11 +153,10 @@ class AccountSession:
     def context(self, viewed_at: datetime | None = None) -> RiskContext:
         """Return the account's current risk context for the guard."""
         engine, followed = self._engine, self.followed
-        engine.take_snapshots(followed, epoch_second(self._now))
-        history = followed.history(self._now)
-        return history.risk_context(
+        lowest = engine.lowest_equity(followed, self._now)
+        return followed.history(self._now).risk_context(
             followed.account,
-            followed.equity.lowest_on(history.hour.date()),
+            lowest,
             self._now,
             marks=self.marks(),
             quoted_at=engine.market.quoted_at(epoch_second(self._now)),

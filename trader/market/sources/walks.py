@@ -200,6 +200,8 @@ class WalkPool:
         """The range of each walk as a fraction of its family's ranges."""
         self._scales = self._parts * len(_SIGNS) / TOP
         self._kinds = np.repeat(kinds, len(_SIGNS))
+        self._of_members = cache(self._kinds_and_parts)
+        """Returns the kinds and the parts of the walks of a cell."""
         own = cells_of(self._heights[:, 0], self._heights[:, -1], TOP)
         cells = np.concatenate([own, CELLS - 1 - own])  # of the walks and their mirror images
         kinds_and_cells = CELLS * np.tile(self._kinds, 2) + cells
@@ -232,8 +234,12 @@ class WalkPool:
 
     def sums(self, number: int, weights: Floats) -> Floats:
         """Return the cumulated ranges × weights of their kinds of the walks in a cell, to choose from."""
+        kinds, parts = self._of_members(number)
+        return np.cumsum(weights[kinds] * parts)
+
+    def _kinds_and_parts(self, number: int) -> tuple[NDArray[np.int64], Floats]:
         walks = self._members[number] % len(self._heights)
-        return np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
+        return self._kinds[walks], self._parts[walks]
 
     def choose(self, number: int, sums: Floats, chance: float) -> Floats:
         """Return the heights of a walk in a cell with these sums, chosen by `chance` in [0, 1)."""
