@@ -43,6 +43,8 @@ class Engine(Advance):
         super().__init__(market, rules, journals)
         self.accounts = accounts
         self._due: list[AccountSession] = []
+        self._is_watched = any(each.is_durable for each in journals) or any(each.source.runs_ahead for each in accounts)
+        """Whether somebody may read the snapshots between full hours."""
 
     def run(self) -> Iterator[int]:
         """Advance through the market, and yield the second reached about once per hour of market time.
@@ -76,7 +78,8 @@ class Engine(Advance):
                 self._decide(followed, moment_of(due))
                 followed.decides_at = followed.source.next_after(due)
             self._advance(followed, until)
-            self.take_snapshots(followed, until if is_end else until + 1)
+            if is_end or self._is_watched or until % _STRETCH_S == 0:
+                self.take_snapshots(followed, until if is_end else until + 1)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

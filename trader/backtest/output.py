@@ -166,6 +166,7 @@ class TableJournal(Journal):
             gains, worths, _ = zip(*values.values(), strict=True)
             self._tables.equity.extend(values.times, [account.id] * count, worths, [account.cash] * count, gains)
         self._values.clear()
+        self._tables.equity.sort("at")
         return self._tables
 
 
@@ -182,6 +183,8 @@ class DatabaseJournal(Journal):
     For sources that run the workflow, the database has everything that a service records. For others it has the number
     of invocations, and those that called more than `holding`, without their views.
     """
+
+    is_durable = True
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database

@@ -113,6 +113,13 @@ class Table:
         for (column, kind), values in zip(self._kinds.items(), columns, strict=True):
             self._columns[column].extend(map(float if kind == "number" else _TO_COLUMN[kind], values))
 
+    def sort(self, column: str) -> None:
+        """Sort the rows by a column; equal ones keep their order."""
+        order = np.argsort(self[column], kind="stable").tolist()
+        for name, kind in self._kinds.items():
+            cells = map(self._columns[name].__getitem__, order)
+            self._columns[name][:] = list(cells) if kind == "text" else array(_CODES[kind], cells)
+
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add a row by the names of the columns."""
         self.add(*(row[column] for column in self._kinds))

@@ -168,7 +168,7 @@ class MinutePaths:
                 self._draw_week_until(place)
             else:
                 # Prefetch the next minutes for reads at even steps: numpy takes about as long to draw one as several.
-                step = next((each for each in _STEPS if {place - each, place - 2 * each, place - 3 * each} <= self._drawn.keys()), 0)
+                step = next((each for each in _STEPS if {place - n * each for n in (1, 2, 3)} <= self._drawn.keys()), 0)
                 if len(self._drawn) > _WEEK * _BLOCK:
                     self._drawn.clear()
                 self._keep(
