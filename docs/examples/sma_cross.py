@@ -47,7 +47,7 @@ class SmaCross(Strategy):
 
     def _wanted(self, market: ObservedMarket) -> Side | None:
         """Return the side of the short average; None without enough candles."""
-        closes = [candle.close for candle in market.candles["15m"]][-self.window :]
+        closes = [candle.close for candle in market.candles["15m"][-self.window :]]
         if len(closes) < self.window:
             return None
         return Side.LONG if sum(closes[-self.fast :]) / self.fast > sum(closes) / self.window else Side.SHORT

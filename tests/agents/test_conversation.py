@@ -14,8 +14,8 @@ from support.chat_server import KEYS, FakeServer, Timer, answering, completion, 
 from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, run_one
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.domain.models import ProviderDefinition
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.core.errors import ProviderTimeout
 from trader.database.pool import Database, Page

@@ -15,7 +15,7 @@ from support.trading_floor import Floor, ScriptedProvider, calling, hold, open_f
 from support.waiting import until
 
 from trader.__main__ import main
-from trader.agents.invocations import FinishedInvocation
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.core.errors import NotFound
 from trader.database.pool import Database, Page

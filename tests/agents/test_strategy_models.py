@@ -10,9 +10,9 @@ import pytest
 from support.trading_floor import Floor, open_floor
 
 from trader.agents.domain.conversation import Turn
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.domain.view import ObservedFill
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.models_file import read_models
 from trader.agents.providers.strategy_process import StrategyProvider, check_strategy
 from trader.agents.recorder import StoredStates

@@ -21,8 +21,8 @@ from aiohttp.test_utils import TestServer
 from support.tasks import ended
 from support.trading_floor import Floor
 
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.domain.models import EXTERNAL
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.webhook import ANSWER_MAX, WebhookClient, is_public, new_secret, signature
 from trader.agents.sql.external import Webhook, upsert_webhook
 from trader.agents.verification import verify

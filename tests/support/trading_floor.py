@@ -13,9 +13,10 @@ from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.waiting import until
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.domain.view import Shown
-from trader.agents.invocations import FinishedInvocation, InvocationReader
+from trader.agents.invocations import InvocationReader
 from trader.agents.providers.provider import Provider
 from trader.agents.providers.providers import Providers
 from trader.agents.providers.taapi import Taapi

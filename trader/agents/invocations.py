@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from trader.agents.domain.conversation import ChatMessage
-from trader.agents.domain.invocations import Invocation, ToolCall
+from trader.agents.domain.invocations import FinishedInvocation, Invocation
 from trader.agents.domain.models import Model
 from trader.agents.model_warnings import Warnings
 from trader.agents.payloads import answers_of, unpacked
@@ -36,18 +36,6 @@ LATEST: Final = Page(50)
 INVOCATION_ANSWERS_BYTES_MAX: Final = 32 * 1024
 ANSWERS_BYTES_MAX: Final = 512 * 1024
 """Maximum bytes of raw answers returned for one invocation, and for all invocations of a page."""
-
-
-class FinishedInvocation(msgspec.Struct, frozen=True):
-    """A finished invocation, its model, and its tool calls in order.
-
-    `answers` are the provider's raw answers; None if they were not requested, are no longer kept, or are too long.
-    """
-
-    invocation: Invocation
-    model: Model
-    tool_calls: tuple[ToolCall, ...]
-    answers: list[str] | None = None
 
 
 class InvocationReader:

@@ -21,7 +21,7 @@ import msgspec
 
 from trader.agents.desk import AccountState, AgentDesk, OpenDecision, chosen_ids
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
-from trader.agents.domain.invocations import ToolCall
+from trader.agents.domain.invocations import FinishedInvocation, ToolCall
 from trader.agents.domain.models import EXTERNAL, Declared, Model
 from trader.agents.domain.tools import (
     CancelOrder,
@@ -37,7 +37,6 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import Shown
 from trader.agents.execute import InvocationEnvironment
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.protocols import call_of
 from trader.agents.providers.webhook import WebhookClient
 from trader.agents.record import InvocationRecord

@@ -21,6 +21,7 @@ from trader import __version__
 from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
@@ -273,18 +274,18 @@ async def _conclude(
     value = _value(spec, settings, source, run, chosen, end, digest, standings)
     value |= {"baselines": baselines_value(run, baselines), "evidence": None}
     if spec.has_evidence:
-        from trader.backtest import report  # noqa: PLC0415 - so that a run without one starts without its page
-
         models = {followed.model.id: followed.model for followed in run.accounts}
         evidence = await evidence_report(Field(last_whole_hour(end.reached), models, runs, baselines))
-        value["evidence"] = report.evidence_value(evidence)
+        value["evidence"] = GetEvidenceOutput.of("run", evidence)
     masked = masked_value(spec.entrants.mask, value["accounts"])
     value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
     add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
     (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
-    if evidence is not None:
+    if evidence is not None and spec.tables is not None:
+        from trader.backtest.report import make_page  # noqa: PLC0415 - so that a run without one starts sooner
+
         name = spec.conditions.recording.name
-        page = await report.make_page(run, source, name, labelled(standings, run), runs, baselines, evidence, value)
+        page = await make_page(run, source, name, labelled(standings, run), runs, baselines, evidence, value)
         (spec.out / REPORT).write_text(page, encoding="utf-8")
     return value, standings
 

@@ -239,7 +239,8 @@ class _Series:
         first = stop
         if last is not None:
             spans = count if count > HISTORY_CANDLES else HISTORY_CANDLES + series - 1
-            first = max(self._places(self._opened[last] + self._span, spans)[0], stop - count)
+            since = _earlier(self._opened[last] + self._span, spans, self._span)
+            first = bisect_left(self._opened, since, max(0, stop - count))
         places, key = (first, stop), (count, series)
         known = self._shown.get(key)
         if known is None or known[0] != places:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.api.schemas.model_stats import figure
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.result import listing_lines, listings_value
@@ -28,11 +27,6 @@ CANDLES_MAX: Final = 4000
 
 TRADES_MAX: Final = 2000
 """The most trades of a market in a report; earlier ones are only in the tables."""
-
-
-def evidence_value(evidence: EvidenceReport) -> GetEvidenceOutput:
-    """Return the evidence as in `result.json`."""
-    return GetEvidenceOutput.of("run", evidence)
 
 
 async def make_page(

@@ -133,7 +133,7 @@ class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole backtest: its conditions, who decides, and where its files go. `out` must not exist.
 
     `trials` is the ledger of trials that it is added to. Without evidence there are no baselines and no report, and
-    without a format no files of tables.
+    without a format neither tables nor a report.
     """
 
     conditions: Conditions

@@ -17,7 +17,7 @@ from support.orpc import installed_packages
 from support.run_profile import is_nightly
 from support.trading_floor import Floor, open_floor
 
-from trader.agents.invocations import FinishedInvocation
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.provider import PROVIDERS
 from trader.agents.sql.invocations import select_steps

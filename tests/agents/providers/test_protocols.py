@@ -16,10 +16,10 @@ from support.provider_documents import GeminiRequest, MessagesRequest, Responses
 from support.scripted import make_book
 from support.trading_floor import Floor, open_floor
 
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.agents.domain.models import ModelConfiguration, ProviderDefinition, TokenPrice
 from trader.agents.domain.prompt import CANDLES_END
 from trader.agents.domain.view import ObservedMarket
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.provider import PROTOCOLS
 from trader.agents.providers.providers import make_providers

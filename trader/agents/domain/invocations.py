@@ -124,3 +124,15 @@ def client_order_id(invocation: UUID, number: int, place: int = 1) -> str:
 def tool_call_id(invocation: UUID, number: int) -> UUID:
     """Return the id of the n-th tool call of an invocation."""
     return uuid5(invocation, str(number))
+
+
+class FinishedInvocation(msgspec.Struct, frozen=True):
+    """A finished invocation, its model, and its tool calls in order.
+
+    `answers` are the provider's raw answers; None if they were not requested, are no longer kept, or are too long.
+    """
+
+    invocation: Invocation
+    model: Model
+    tool_calls: tuple[ToolCall, ...]
+    answers: list[str] | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trader.agents.invocations import FinishedInvocation
+from trader.agents.domain.invocations import FinishedInvocation
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none

@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from trader.agents.domain.conversation import ChatMessage, reasoning_in
-from trader.agents.domain.invocations import EndedBy, ToolCall, ToolCallStatus, ToolCallType
+from trader.agents.domain.invocations import EndedBy, FinishedInvocation, ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
-from trader.agents.invocations import FinishedInvocation
 from trader.agents.sql.invocations import TurnOutcome
 from trader.agents.sql.models import ModelActivity
 from trader.agents.variants import color_of

@@ -209,8 +209,9 @@ class WalkPool:
         by_kind = by_cell.reshape(len(KINDS), CELLS)
         self._by_kind: Floats = by_kind / by_kind.sum(axis=1, keepdims=True)
         """For each kind, the fraction of its ranges in each cell."""
-        filled = np.unique(cells)
-        members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells, minlength=CELLS))[:-1])
+        counts = np.bincount(cells, minlength=CELLS)
+        filled = np.flatnonzero(counts)
+        members = np.split(np.argsort(cells, kind="stable"), np.cumsum(counts)[:-1])
         self._members = [members[_nearest(filled, number)] for number in range(CELLS)]
         """The walks of each cell, or of the nearest cell that has any; mirror images are numbered after all walks."""
 

@@ -39,7 +39,7 @@ POWER_DEVIATIONS: Final = 0.842
 
 HOURS_PER_YEAR: Final = 365 * HOURS_PER_DAY
 
-_DAYS_SEARCHED: Final = np.unique(np.round(np.geomspace(3, 3650, 90)).astype(np.int64))
+_DAYS_SEARCHED: Final = np.array(sorted({round(days) for days in np.geomspace(3, 3650, 90).tolist()}))
 _NEVER_RUINED: Final = 1e-300
 _SEARCH_PARTS: Final = 64
 _SEARCH_ROUNDS: Final = 4
