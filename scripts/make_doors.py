@@ -90,7 +90,7 @@ DOORS: Final = (
     Door(
         "a provider protocol",
         "a module whose class implements `ProviderProtocol`, or `StreamedProtocol` for streamed answers, and a row",
-        "`agents/providers`, `PROTOCOLS` in `agents/providers/client.py`",
+        "`agents/providers`, `PROTOCOLS` in `agents/providers/provider.py`",
         _names(PROTOCOLS),
         f"{CLASSES}::test_a_provider_is_a_row_of_the_models_file_and_its_protocol_a_module_and_a_row",
     ),

@@ -78,8 +78,9 @@ KEPT: Final[dict[str, str]] = {
         portfolio/run_statistics.py:within
     """,
     "compared with a replay of the service in e2e/test_backtest_live.py": """
-        backtest/market.py:__getitem__ backtest/market.py:_columns backtest/market.py:_of_whole_windows
-        backtest/market.py:indicators backtest/market.py:shown backtest/market.py:vwaps
+        backtest/accounts.py:history backtest/market.py:__getitem__ backtest/market.py:_columns
+        backtest/market.py:_of_whole_windows backtest/market.py:indicators backtest/market.py:shown
+        backtest/market.py:vwaps
     """,
     "compared with a fresh computation in agents/test_entrants.py": """
         agents/entrants.py:_configuration agents/entrants.py:enter
@@ -89,11 +90,13 @@ KEPT: Final[dict[str, str]] = {
         agents/domain/prompt.py:candle_values agents/domain/tools.py:tool_schemas agents/variants.py:_derived_color
         api/edge.py:_name_of_path api/requests.py:_network_of api/schemas/common.py:_plan
         api/stream_messages.py:_make_block api/stream_messages.py:block api/stream_messages.py:text
-        backtest/accounts.py:stats backtest/execution.py:market backtest/execution.py:source core/inputs.py:_fields
+        backtest/accounts.py:stats backtest/execution.py:market backtest/execution.py:source
+        backtest/output.py:results core/inputs.py:_fields
         core/intervals.py:_sequence_density core/intervals.py:student_quantile core/intervals.py:student_tail
         database/schema.py:used_tables exam/domain/law.py:_normals exam/domain/worlds.py:draw_patterns
         exam/pairs.py:digest exchange/sql/ledger.py:_statement market/domain/markets.py:book
-        market/sources/replay.py:paths market/sources/walks.py:walk_pool portfolio/domain/bets.py:_sequence_bars
+        market/sources/replay.py:paths market/sources/walks.py:_free market/sources/walks.py:_from_0
+        market/sources/walks.py:walk_pool portfolio/domain/bets.py:_sequence_bars
         portfolio/domain/bets.py:days_needed portfolio/domain/bets.py:smallest_visible
     """,
     "a view of the market's rules, which change in place": "live/ledger.py:rules",

@@ -22,8 +22,8 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import BacktestAccount, DecisionSource
 from trader.backtest.agents import BacktestDesk, CalledAgent, CallingAgent, serving_agents
 from trader.backtest.answers import KeptAnswers, Spending
+from trader.backtest.chosen import Chosen, loaded, twin_of
 from trader.backtest.masking import MaskedSession
-from trader.backtest.models import Chosen, loaded, twin_of
 from trader.backtest.session import AccountSession
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.backtest.spec import Participants

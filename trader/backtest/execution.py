@@ -25,8 +25,9 @@ from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.advance import Journal
 from trader.backtest.answers import AskingEnded
+from trader.backtest.chosen import Chosen
 from trader.backtest.market import BacktestMarket
-from trader.backtest.models import Chosen, choose_models
+from trader.backtest.models import choose_models
 from trader.backtest.output import DatabaseJournal, DecisionLines, LedgerLines, Output, Reserve, TableJournal
 from trader.backtest.result import (
     account_value,

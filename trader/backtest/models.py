@@ -1,26 +1,24 @@
-"""Models of a backtest: rule agents, AI models of a models file, and recorded ones of a folder or a database."""
+"""Choice of the models of a backtest: rule agents, strategies, models that are asked, and recorded ones."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.models import CODE_PROVIDERS, Model, ModelConfiguration, ModelId
-from trader.agents.domain.strategy import Strategy
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
-from trader.agents.providers.strategy_process import ConfinedStrategy
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models
-from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
+from trader.backtest.answers import KeptAnswers, Spending
+from trader.backtest.chosen import ID_FORM, Chosen, is_masked, loaded, twin_of
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AiSource,
@@ -35,63 +33,10 @@ from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError
 from trader.core.variant_id import VariantId
 from trader.database.schema import open_database
-from trader.market.domain.markets import INTERVALS, Interval
 from trader.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from trader.backtest.agents import BacktestDesk
-
-ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
-CASSETTE: Final = "cassette"
-"""The folder of the answers, inside the backtest's folder."""
-
-MASKED: Final = ":masked"
-"""The suffix of the id of an account whose model decides in a masked market."""
 
 _BATCH: Final = 1_000
 """Number of invocations whose calls are read at once."""
-
-
-class Chosen(NamedTuple):
-    """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested.
-
-    `agent_lines` tell external agents where to call; those with keys are served at the `desk`.
-    """
-
-    models: list[tuple[Model, DecisionSource]]
-    cassette: Cassette | None
-    spending: Spending
-    is_asking: bool
-    agent_lines: tuple[str, ...] = ()
-    desk: "BacktestDesk | None" = None
-
-    @property
-    def strategies(self) -> list[Strategy]:
-        """The rule agents and strategies among what decides."""
-        return [source.strategy for _, source in self.models if isinstance(source, RecordingStrategySource)]
-
-    @property
-    def intervals(self) -> set[Interval]:
-        """The candle intervals that the models may read: all of them if there are AI models."""
-        if any(isinstance(source, AiSource) for _, source in self.models):
-            return set(INTERVALS)
-        return {each for strategy in self.strategies for each in strategy.intervals}
-
-    def keeping_decisions(self, folder: Path | None) -> "Chosen":
-        """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""
-        if folder is None:
-            return self
-        cassette = Cassette(folder) if self.cassette is None else self.cassette
-        for _, source in self.models:
-            if isinstance(source, RecordingStrategySource) and isinstance(source.strategy, LoadedStrategy):
-                source.kept = KeptDecisions(cassette, self.spending)
-        return self._replace(cassette=cassette, is_asking=True)
-
-    def open_cassette(self, stack: AsyncExitStack) -> None:
-        """Open the cassette for writing. Raises `OSError`."""
-        if self.cassette is not None and self.is_asking:
-            stack.callback(self.cassette.close)
-            self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
 
 
 async def choose_models(
@@ -154,15 +99,6 @@ def _check_exclusive(entrants: Participants) -> None:
         raise SettingsError(["--agent: not with --models or --models-from"])
 
 
-def twin_of(model: Model) -> Model:
-    """Return the masked copy of a model."""
-    try:
-        model_id = msgspec.convert(f"{model.id}{MASKED}", ModelId)
-    except msgspec.ValidationError:
-        raise SettingsError([f"--mask: {model.id}{MASKED} is not a valid account id; {ID_FORM}"]) from None
-    return replace(model, id=model_id, name=f"{model.name} (masked)")
-
-
 def renewed(
     model: Model, ends_at: datetime, source: DecisionSource, settings: Settings, mask: Mask | None = None
 ) -> DecisionSource:
@@ -181,15 +117,6 @@ def renewed(
     raise SettingsError(
         [f"{model.id} has only recorded decisions: it cannot decide in other states or behind a --mask"]
     )
-
-
-def loaded(
-    entrants: Participants, reference: str | type[Any], params: Mapping[str, Any]
-) -> LoadedStrategy | ConfinedStrategy:
-    """Return a strategy that decides in this process, or confined in others. Raise `SettingsError`."""
-    if entrants.confined and isinstance(reference, str):
-        return ConfinedStrategy(reference, params)
-    return load_strategy(reference, params)
 
 
 def _of_strategy(entrants: Participants, at: datetime, guard: Mapping[str, int]) -> tuple[Model, DecisionSource]:
@@ -231,11 +158,6 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
     models = [model for model in cassette.models.values() if not is_masked(model.id, cassette.models)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
     return [(model, AiSource(model, providers[model.provider], settings, ends_at)) for model in models]
-
-
-def is_masked(model_id: str, models: Container[str]) -> bool:
-    """Return whether this is the masked copy of one of these models."""
-    return model_id.endswith(MASKED) and model_id.removesuffix(MASKED) in models
 
 
 async def _replayed(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:

@@ -13,7 +13,7 @@ from trader.agents.providers.cassette import Cassette
 from trader.agents.strategy_files import LoadedStrategy
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
-from trader.backtest.models import MASKED, Chosen
+from trader.backtest.chosen import MASKED, Chosen
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.core.clock import floor_time, iso

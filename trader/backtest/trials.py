@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trader.backtest.chosen import is_masked
 from trader.backtest.domain.selection import deflate, hourly_sharpe, spread_within
-from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
 from trader.backtest.spec import data_files
 from trader.core.clock import SystemClock, ceil_time, floor_time

@@ -9,7 +9,7 @@ import msgspec
 
 from trader.agents.domain.mask import MaskPart
 from trader.agents.models_file import add_keys_argument, variant_argument
-from trader.backtest.models import CASSETTE
+from trader.backtest.chosen import CASSETTE
 from trader.backtest.spec import Participants
 from trader.commands.command import argument_of, deadline_argument
 from trader.settings.dotenv import add_env_file_option

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from trader.backtest.chosen import CASSETTE
 from trader.backtest.execution import Interrupts
 from trader.backtest.function import as_file, completed, plain_params
-from trader.backtest.models import CASSETTE
 from trader.backtest.spec import Participants, conditions_of
 from trader.core.errors import SettingsError, StartError
 from trader.core.variant_id import VariantId

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from trader.agents.domain.models import Model, contamination
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
 from trader.backtest.accounts import DecisionSource, Idle
-from trader.backtest.models import Chosen, choose_models, renewed
+from trader.backtest.chosen import Chosen
+from trader.backtest.models import choose_models, renewed
 from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.backtest.spec import (
     Conditions,
