@@ -207,10 +207,11 @@ class Advance:
             before = min([before, *self.due_seconds(followed)])
         if first >= before:
             return AccountValues(account, (), ())
-        seconds = [first, *range(next_minute(first), before, 60)]
-        times_ms = [1000 * second for second in seconds]
-        if first == self.market.span.start:
-            times_ms[0] += FIRST_SNAPSHOT_MS
+        seconds: Sequence[int] = range(first, before, 60)
+        times_ms: Sequence[int] = range(1000 * first, 1000 * before, 60_000)
+        if first == self.market.span.start:  # perhaps within a minute
+            seconds = [first, *range(next_minute(first), before, 60)]
+            times_ms = [1000 * first + FIRST_SNAPSHOT_MS, *(1000 * second for second in seconds[1:])]
         columns = [self.market.marks_of(symbol, seconds) for symbol in account.positions]
         return AccountValues(account, times_ms, columns)
 

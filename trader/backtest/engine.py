@@ -43,6 +43,7 @@ class Engine(Advance):
         super().__init__(market, rules, journals)
         self.accounts = accounts
         self._due: list[AccountSession] = []
+        self._reached = market.span.start
         self._is_watched = any(each.is_durable for each in journals) or any(each.source.runs_ahead for each in accounts)
         """Whether somebody may read the snapshots between full hours."""
 
@@ -52,14 +53,13 @@ class Engine(Advance):
         Accounts without decisions end at the last tick.
         """
         self._begin()
-        reached = self.market.span.start
-        yield reached
+        yield self._reached
         end = self.market.span.stop + int(STALE_AFTER.total_seconds())  # by then prices are stale for every reader
-        while reached < end:
+        while self._reached < end:
             due = (followed.decides_at for followed in self.accounts if followed.is_booked)
-            reached = min([*(second for second in due if second is not None), reached + _STRETCH_S, end])
-            self._go(reached, is_end=reached == end)
-            yield reached
+            self._reached = min([*(second for second in due if second is not None), self._reached + _STRETCH_S, end])
+            self._go(self._reached, is_end=self._reached == end)
+            yield self._reached
 
     def _begin(self) -> None:
         """Run the first decision cycle of the accounts that start with the market."""
@@ -117,10 +117,10 @@ class Engine(Advance):
                 raise result
 
     def skip(self) -> None:
-        """Skip the due sessions."""
-        due, self._due = self._due, []
-        for session in due:
-            self.take_snapshots(session.followed, epoch_second(session.now()) + 1)
+        """Skip the due sessions, and take the snapshots until now."""
+        self._due.clear()
+        for followed in self.accounts:
+            self.take_snapshots(followed, self._reached + 1)
 
     def due_seconds(self, followed: BacktestAccount) -> Collection[int]:
         return [epoch_second(session.now()) for session in self._due if session.followed is followed]
