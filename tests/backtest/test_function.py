@@ -64,6 +64,14 @@ class Buyer(Strategy):
         ]  # fmt: skip
 
 
+class LookingBuyer(Buyer):
+    seen: ClassVar[list[View]] = []
+
+    def decide(self, view: View) -> list[Decision]:
+        self.seen.append(view)
+        return super().decide(view)
+
+
 class Tagging(Strategy):
     """One decision a minute: each way in and out, with a tag or without."""
 
@@ -127,6 +135,7 @@ def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp
     options = ("--strategy", f"{__file__}:Buyer", "--param", "share=0.5", "--from", START, "--taker-fee", "4")
     assert main(["backtest", "--data", str(data), "--out", "run", "--no-database", *options]) == 0
     commanded = orjson.loads(Path("run/result.json").read_bytes())
+    assert result.equity["at"].is_monotonic_increasing
     assert result.value["ledgerSha256"] == commanded["ledgerSha256"]
     assert result.value == orjson.loads(Path("called/result.json").read_bytes())
     assert result.value["accounts"] == commanded["accounts"]
@@ -193,6 +202,20 @@ def test_falls_and_risk_are_of_the_curve_and_of_whole_days() -> None:
     assert risk["value_at_risk_percent"] == pytest.approx(-100 * np.quantile(own, 0.05))
     last = result.rolling(5).iloc[-1]
     assert last["sharpe", "buyer"] == pytest.approx(own[-5:].mean() / own[-5:].std(ddof=1) * 365**0.5)
+
+
+def test_a_view_has_the_record_until_then(data: Path) -> None:
+    LookingBuyer.seen.clear()
+    result = run_backtest(LookingBuyer, data, cadence="7m", evidence=False)
+    equity, trades = result.equity, result.trades
+    assert len(trades) > 2
+    for view in LookingBuyer.seen:
+        midnight, own = view.at.replace(hour=0, minute=0), view.account
+        today = equity["equity"][(equity["at"] >= midnight) & (equity["at"] < view.at)]
+        lowest = min([*today, float(own.equity)])
+        fall = max(0.0, 100 * (1 - lowest / float(own.day_opening_equity)))
+        assert float(own.day_loss_percent) == pytest.approx(fall, abs=1e-6), view.at
+        assert view.stats.trade_count == (trades["closed_at"] <= view.at).sum()
 
 
 def test_excursions_are_of_the_candles_within_a_trade(data: Path) -> None:

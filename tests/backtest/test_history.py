@@ -14,9 +14,9 @@ from trader.backtest.advance import Journal
 from trader.backtest.baselines import open_baselines
 from trader.backtest.history import PastAgent, open_models, past_of, write_history
 from trader.backtest.market import BacktestMarket
-from trader.backtest.run import Backtest
+from trader.backtest.run import Backtest, rule_models
 from trader.backtest.values import AccountValues
-from trader.core.clock import moment_of
+from trader.core.clock import epoch_second, moment_of
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
@@ -73,6 +73,26 @@ async def traded_at_once(settings: Settings) -> tuple[Recorded, dict[str, Any]]:
         if run.engine.is_due:
             await run.engine.invoke()
     return recorded, {followed.baseline.id: followed.state.saved().account for followed in run.baselines}
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+async def test_whoever_reads_between_hours_finds_every_snapshot(settings: Settings, runs_ahead: bool) -> None:
+    end = START + timedelta(hours=2)
+    market = await BacktestMarket.open(past(settings, START, end), ("15m", "1h"))
+    models = rule_models(list(VariantId), "15m", START, {})
+    if runs_ahead:
+        models[:1] = [(models[0][0], PastAgent(models[0][0], settings, end, CYCLE))]
+    journal = Recorded()
+    journal.is_durable = not runs_ahead
+    run = Backtest.fresh(market, settings, models, [journal])
+    times = []
+    for reached in run.run():
+        times.append(reached)
+        if run.engine.is_due:
+            await run.engine.invoke()
+        if reached > START:  # that of a session follows its view
+            assert all(each.next_snapshot > epoch_second(reached) for each in run.accounts[runs_ahead:])
+    assert {reached.minute for reached in times} >= {0, 15, 30, 45}
 
 
 async def test_what_agents_are_shown_equals_a_fresh_market_in_any_order_of_looks(settings: Settings) -> None:
