@@ -77,7 +77,8 @@ def test_parquet_has_times_as_an_index_and_texts_with_commas(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (["mood\n1\n"], "0.csv, line 1: no column is the open_time"),
+        (["mood\n1\n"], "0.csv, line 1: it needs one column time, date or timestamp; of candles, close_time"),
+        (["time,mood,mood\n2025-01-06,1,2\n"], "0.csv, line 1: the header has the column 'mood' 2 times"),
         (["time,mood\n"], "0.csv, line 1: no rows"),
         (["time,mood\n2025-01-06,1\n2025-01-06,2\n"], "line 3: its time 2025-01-06 is not after the previous row's"),
         (["time,mood\n2025-01-06T00:00,1\n2025-01-06T01:00Z,2\n"], "line 3: the time '2025-01-06T01:00Z' is in ISO"),
@@ -85,6 +86,7 @@ def test_parquet_has_times_as_an_index_and_texts_with_commas(tmp_path: Path) -> 
         (["time,mood\n2025-01-06,1,2\n"], "line 2: 3 columns instead of 2"),
         (["time,mood\n2025-01-08,1\n"], "its first time, 2025-01-08T00:00:00.000Z, is after the end of the run"),
         (["time,open,high,low,close\n2025-01-06,1,1,1,1\n"], "line 1: these are candles, which are known once they"),
+        (["ts,o,h,l,c,vol\n2025-01-06,1,1,1,1,1\n"], "line 1: these are candles, which are known once they close"),
         (["time,a\n2025-01-06,1\n"] * 2, "0.csv has a column 'a', too; names must differ"),
     ],
 )  # fmt: skip

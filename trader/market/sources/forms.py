@@ -7,7 +7,7 @@ from typing import Final
 
 from trader.core.clock import EPOCH
 
-_COLUMNS: Final[Mapping[str, Sequence[str]]] = {
+COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "open_time": (
         "opentime", "timestamp", "unix", "ts", "time", "start", "startat", "starttime", "datetime", "date",
         "", "unnamed0", "index", "indexlevel0",
@@ -93,7 +93,7 @@ class CandleForm:
         self.may_descend = is_header and names[0] != "opentime"
         """Whether the newest row may come first, as in answers of Bybit, OKX and Coinbase, but never of Binance."""
 
-        self._places = [place_of(role, names) for role in _COLUMNS] if is_header else list(range(6))
+        self._places = [place_of(role, names) for role in COLUMNS] if is_header else list(range(6))
         places = {name: place for place, name in enumerate(names)}
         self._in_currency, self._confirm = places.get(_IN_CURRENCY), places.get(_CONFIRM)
         self._in_quote = next((places[name] for name in _IN_QUOTE if name in places), None)
@@ -124,9 +124,9 @@ def plain_names(header: Sequence[str]) -> list[str]:
 
 def place_of(role: str, names: Sequence[str]) -> int:
     """Return the place of the column with this role among plain names. Raise `FormError` unless there is one."""
-    for name in _COLUMNS[role]:
+    for name in COLUMNS[role]:
         if names.count(name) > 1:
             raise FormError(f"the header has the column {name!r} {names.count(name)} times")
         if name in names:
             return names.index(name)
-    raise FormError(f"no column is the {role}; expected a header with the columns {','.join(_COLUMNS)}")
+    raise FormError(f"no column is the {role}; expected a header with the columns {','.join(COLUMNS)}")

@@ -12,7 +12,7 @@ from typing import Final
 from trader.core.clock import EPOCH, iso, moment_of
 from trader.core.errors import MarketDataError
 from trader.market.sources.files import dated_lines, refuse
-from trader.market.sources.forms import Times, place_of, plain_names
+from trader.market.sources.forms import COLUMNS, FormError, Times, place_of, plain_names
 
 _ABSENT: Final = frozenset({"", "nan", "NaN", "None", "null"})
 """Cells that leave the value of their column as it was."""
@@ -64,6 +64,8 @@ def _read(path: Path) -> list[tuple[int, Known]]:
         try:
             if not names:
                 names, place = fields, _place_of_time(plain_names(fields))
+                if repeated := sorted({name for name in names if names.count(name) > 1}):
+                    raise ValueError(f"the header has the column {repeated[0]!r} {names.count(repeated[0])} times")
                 continue
             if len(fields) != len(names):
                 raise ValueError(f"{len(fields)} columns instead of {len(names)}")
@@ -85,9 +87,12 @@ def _place_of_time(names: Sequence[str]) -> int:
     """Return the place of the time from which on a row is known: of candles, when they close. Raise `ValueError`."""
     if _CLOSE_TIME in names:
         return names.index(_CLOSE_TIME)
-    if {"open", "high", "low", "close"}.issubset(names):
+    if all(not set(names).isdisjoint(COLUMNS[role]) for role in ("open", "high", "low", "close")):
         raise ValueError("these are candles, which are known once they close; expected a column close_time")
-    return place_of("open_time", names)
+    try:
+        return place_of("open_time", names)
+    except FormError:
+        raise ValueError("it needs one column time, date or timestamp; of candles, close_time") from None
 
 
 def _value(cell: str) -> float | str:
