@@ -300,6 +300,12 @@ async def test_a_price_of_only_a_few_ticks_fails_the_start(tmp_path: Path) -> No
         await opened(write(tmp_path, rows))
 
 
+async def test_a_price_of_more_ticks_than_floats_can_count_fails_the_start(tmp_path: Path) -> None:
+    rows = [FileRow(row.minute, 1e18, 1e18, 1e18, 1e18, 1.0) for row in rows_of(3)]
+    with pytest.raises(MarketDataError, match=r"BTCUSDT.*a price of 1e\+18 is too high for the tick 0\.1 of BTC"):
+        await opened(write(tmp_path, rows))
+
+
 # Candles
 
 

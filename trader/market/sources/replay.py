@@ -50,6 +50,7 @@ _WARM_UP_FROM: Final = timedelta(days=2)
 """A recording this long is traded only after a warm-up, so that indicators have their history from the start."""
 
 _TICKS_MIN: Final = 100
+_TICKS_MAX: Final = 10**15
 """A market with fewer ticks than this would move in steps of more than one percent."""
 
 
@@ -119,11 +120,10 @@ class ReplaySource(QuietSource):
         for symbol in self._leading:
             row = self.rows[symbol]
             minutes = await asyncio.to_thread(read_market, files[symbol])
-            lowest = min(minutes.low)
-            if lowest < _TICKS_MIN * row.rules.tick:
-                raise MarketDataError(
-                    f"{files[symbol][0]}: a price of {lowest} is too low for the tick {row.rules.tick} of {symbol}"
-                )
+            lowest, highest, tick = min(minutes.low), max(minutes.high), row.rules.tick
+            if lowest < _TICKS_MIN * tick or highest > _TICKS_MAX * tick:
+                wrong = f"{lowest} is too low" if lowest < _TICKS_MIN * tick else f"{highest} is too high"
+                raise MarketDataError(f"{files[symbol][0]}: a price of {wrong} for the tick {tick} of {symbol}")
             if self._surcharge_below_bps is not None:
                 row = self.rows[symbol] = surcharged(row, minutes.range_bp, self._surcharge_below_bps)
             recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
