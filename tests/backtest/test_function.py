@@ -37,6 +37,8 @@ from trader.strategies import (
     Decision,
     OrderType,
     PlaceOrder,
+    PlannedExit,
+    PlannedTarget,
     Side,
     Strategy,
     View,
@@ -173,6 +175,38 @@ def test_the_drawdown_is_of_hours_in_the_report_too(data: Path) -> None:
     assert result.accounts.loc["buyer", "max_drawdown_percent"] == pytest.approx(falls[1])
     assert falls[0] > 1.01 * falls[1]
     assert report_data(Path("run/report.html"))["figures"][0]["drawdown"] == pytest.approx(falls[1])
+
+
+def test_the_curve_has_what_a_close_left_late_in_the_last_hour(data: Path) -> None:
+    class Leaving(Strategy):
+        def decide(self, view: View) -> list[Decision]:
+            if view.at.minute:
+                return []
+            plan = PlannedExit(stop=1.0, time_exit=view.at + timedelta(minutes=20))
+            return [PlaceOrder(symbol="BTC", side="buy", quantity=0.1, exit_plan=plan)]
+
+    result = run_backtest(Leaving, data, start=START, end="2025-03-02T02:40:00Z")
+    curve = result.equity.query("account == 'leaving'").set_index("at")["equity"]
+    assert len(result.trades) == 1
+    assert curve.index[-1] == pd.Timestamp("2025-03-02T02:40:00Z")
+    assert curve.iloc[-1] == result.accounts["equity"]["leaving"]
+
+
+def test_targets_are_decimals_as_prices_of_a_view_and_a_wrong_one_is_named(data: Path) -> None:
+    class Aiming(Strategy):
+        def __init__(self, fraction: float = 0.5) -> None:
+            self.fraction = fraction
+
+        def decide(self, view: View) -> list[Decision]:
+            price: Any = view.markets["BTC"].price
+            targets = [PlannedTarget(price=price * 2, fraction=self.fraction)]
+            plan = PlannedExit(stop=price / 2, targets=targets)
+            return [PlaceOrder(symbol="BTC", side="buy", quantity=0.001, exit_plan=plan)]
+
+    span = {"start": START, "end": "2025-03-02T02:02:00Z"}
+    assert run_backtest(Aiming, data, evidence=False, **span).decisions["status"][0] == "ok"
+    with pytest.raises(StrategyError, match=r"targets.0.fraction: expected a number above 0 up to 1, got 1.5"):
+        run_backtest(Aiming, data, params={"fraction": 1.5}, **span)
 
 
 def test_falls_and_risk_are_of_the_curve_and_of_whole_days() -> None:
@@ -329,6 +363,12 @@ def test_errors_are_exceptions_with_the_words_of_the_command(
         ({"guard": ["leverage-max"]}, SettingsError, "guard is .*; it must be a mapping of names of limits to numbers"),
         ({"guard": {"leverage-max": "abc"}}, SettingsError, "--guard is 'leverage-max=abc'; it must be .* whole"),
         ({"guard": {"leverage-max": 2.7}}, SettingsError, "--guard is 'leverage-max=2.7'; it must be .* whole"),
+        ({"out": 5}, SettingsError, "out is 5; it must be a new folder"),
+        ({"trials": 5}, SettingsError, "trials is 5; it must be a file"),
+        ({"markets_file": 5}, SettingsError, "markets_file is 5; it must be a file"),
+        ({"own_data": [1]}, SettingsError, r"own_data is \[1\]; it must be a file or a DataFrame"),
+        ({"start": pd.NaT}, SettingsError, "--from: expected an ISO 8601 time .*, got 'NaT'"),
+        ({"strategy": ""}, SettingsError, "the strategy is ''; it must be FILE:CLASS"),
         ({"tables": "xml", "out": "run"}, SettingsError, "--tables is 'xml'; it must be one of csv, parquet"),
     ],
 )

@@ -273,6 +273,8 @@ def _plain_fields(value: Any) -> Any:
     match value:
         case Decimal():
             return float(value)
+        case list() | tuple():
+            return [_plain_fields(each) for each in value]
         case msgspec.Struct():
             return {
                 encoded: _plain_fields(getattr(value, name))

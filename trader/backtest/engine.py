@@ -79,7 +79,7 @@ class Engine(Advance):
                 followed.decides_at = followed.source.next_after(due)
             self._advance(followed, until)
             if is_end or self._is_watched or until % _STRETCH_S == 0:
-                self.take_snapshots(followed, until if is_end else until + 1)
+                self.take_snapshots(followed, until if is_end else until + 1, is_end=is_end)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ def run_backtest(
 def spec_of(folder: Path, strategy: type[Any] | str, data: str | PathLike[str], **options: Any) -> BacktestSpec:
     """Return the spec that arguments of `run_backtest` describe, whose files may be in `folder`. Raises like it."""
     markets, guard, own_data = options.get("markets", ()), options.get("guard"), options.get("own_data")
-    _check_kinds(strategy, data, options.get("params"), markets, guard)
+    _check_kinds({"strategy": strategy, "data": data, **options})
     limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
     out, trials, markets_file = options.get("out"), options.get("trials"), options.get("markets_file")
     given = options | {
@@ -282,19 +282,25 @@ def _own_data_file(given: "str | Path | pd.DataFrame", folder: Path) -> Path:
     return file
 
 
-def _check_kinds(strategy: object, data: object, params: object, markets: object, guard: object) -> None:
+def _check_kinds(given: Mapping[str, Any]) -> None:
     """Check the kinds of arguments that have no text by which the command checks them. Raises `SettingsError`."""
     problems = [
-        f"{name} is {given!r:.100}; it must be {expected}"
-        for name, given, kinds, expected in (
-            ("strategy", strategy, type | str, "a class with decide(view), FILE:CLASS, or the name of a variant"),
-            ("data", data, str | PathLike, "a folder or file of candles"),
-            ("params", params, Mapping | None, "a mapping of names to values"),
-            ("markets", markets, str | Sequence | None, "a symbol, or a sequence of them"),
-            ("guard", guard, str | Mapping | None, 'a mapping of names of limits to numbers, or "none"'),
+        f"{name} is {given[name]!r:.100}; it must be {expected}"
+        for name, kinds, expected in (
+            ("strategy", type | str, "a class with decide(view), FILE:CLASS, or the name of a variant"),
+            ("data", str | PathLike, "a folder or file of candles"),
+            ("params", Mapping | None, "a mapping of names to values"),
+            ("markets", str | Sequence | None, "a symbol, or a sequence of them"),
+            ("guard", str | Mapping | None, 'a mapping of names of limits to numbers, or "none"'),
+            ("out", str | PathLike | None, "a new folder"),
+            ("trials", str | PathLike | None, "a file"),
+            ("markets_file", str | PathLike | None, "a file"),
         )
-        if not isinstance(given, kinds)
+        if not isinstance(given.get(name), kinds)
     ]
+    own_data, markets = given.get("own_data"), given.get("markets")
+    if not (own_data is None or isinstance(own_data, str | Path) or hasattr(own_data, "to_csv")):
+        problems.append(f"own_data is {own_data!r:.100}; it must be a file or a DataFrame")
     if isinstance(markets, Sequence) and not all(isinstance(symbol, str) for symbol in markets):
         problems.append(f"markets is {markets!r:.100}; it must be a symbol, or a sequence of them")
     if problems:

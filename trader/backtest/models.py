@@ -59,9 +59,11 @@ async def choose_models(
     starts_at, ends_at = moment_of(span.start), moment_of(span.stop - 1)
     every, guard = entrants.every, guard or {}
     own: list[tuple[Model, DecisionSource]] = []
-    if entrants.variants or not (entrants.models or entrants.models_from or entrants.strategy or entrants.agents):
+    if entrants.variants or not (
+        entrants.models or entrants.models_from or entrants.strategy is not None or entrants.agents
+    ):
         own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
-    if entrants.strategy:
+    if entrants.strategy is not None:
         own.append(_of_strategy(entrants, starts_at, guard))
     _check_exclusive(entrants)
     mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None

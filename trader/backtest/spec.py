@@ -205,7 +205,7 @@ def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[s
 
 def _text_of(value: Any) -> str:
     """Return the text of a setting's value; a time without a zone is UTC, as it is in texts."""
-    if isinstance(value, datetime):
+    if isinstance(value, datetime) and value == value:  # noqa: PLR0124 - the NaT of pandas is a datetime, too
         return iso(value.replace(tzinfo=UTC) if value.tzinfo is None else value)
     return str(value)
 

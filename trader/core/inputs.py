@@ -114,14 +114,14 @@ def _leaf_issues(annotation: Any, schema: inspect.Type, value: Any, path: tuple[
     """Yield at most one issue with a value that is not a struct; for a list, the issue with its first wrong item."""
     if _fits(annotation, value):
         return
-    if (
-        isinstance(schema, inspect.ListType)
-        and isinstance(value, list)
-        and len(value) <= (schema.max_length or math.inf)
-    ):
+    listed = next((each for each in getattr(schema, "types", [schema]) if isinstance(each, inspect.ListType)), None)
+    if listed is not None and isinstance(value, list) and len(value) <= (listed.max_length or math.inf):
         wrong = next((index for index, item in enumerate(value) if not _fits(annotation, [item])), None)
         if wrong is not None:
-            schema, value, path = schema.item_type, value[wrong], (*path, wrong)
+            schema, value, path = listed.item_type, value[wrong], (*path, wrong)
+            if isinstance(schema, inspect.StructType):
+                yield from _issues(schema.cls, value, path)
+                return
     yield Issue(path, f"expected {describe(schema)}, got {_shown(value)}")
 
 
