@@ -203,7 +203,7 @@ def test_targets_are_decimals_as_prices_of_a_view_and_a_wrong_one_is_named(data:
             plan = PlannedExit(stop=price / 2, targets=targets)
             return [PlaceOrder(symbol="BTC", side="buy", quantity=0.001, exit_plan=plan)]
 
-    span = {"start": START, "end": "2025-03-02T02:02:00Z"}
+    span: dict[str, Any] = {"start": START, "end": "2025-03-02T02:02:00Z"}
     assert run_backtest(Aiming, data, evidence=False, **span).decisions["status"][0] == "ok"
     with pytest.raises(StrategyError, match=r"targets.0.fraction: expected a number above 0 up to 1, got 1.5"):
         run_backtest(Aiming, data, params={"fraction": 1.5}, **span)
