@@ -305,6 +305,7 @@ def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.C
         ): "--guard is 'leverage-max=x'; it must be none, or NAME=NUMBER",
         ("--guard", "luck=1", "--run", str(run)): "with one of the names leverage-max, position-notional-max",
         ("--capital", "9", "--run", str(run)): "--capital: not allowed with --run",
+        ("--from", "2025-03-01", "--to", "2025-03-02", "--run", str(run)): "--from, --to: not allowed with --run",
         ("--run", str(run)): "--run needs another condition",
         ("--guard", "none", "--data", ".", "--models", "m.toml"): "--guard: not with AI models",
         ("--param", "window=1", "--data", "."): "--param: only with --strategy",

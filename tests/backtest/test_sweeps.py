@@ -4,7 +4,7 @@ import csv
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -69,7 +69,7 @@ def test_a_grid_is_every_combination_of_ranges_and_repeated_values() -> None:
     assert grid[-1] == {"window": "30", "risk": "0.20", "side": "short"}
     assert grid_of(None) == [{}]
     assert [each["window"] for each in grid_of(["window=10..20:10", "window=20", "window=30"])] == ["10", "20", "30"]
-    for wrong in ("window=10..5:1", "window=1..2:0"):
+    for wrong in ("window=10..5:1", "window=1..2:0", "window=1..0.5", "window=1...2"):
         with pytest.raises(SettingsError, match=r"a range must be FIRST\.\.LAST:STEP"):
             grid_of([wrong])
 
@@ -267,6 +267,17 @@ def test_a_sweep_from_python_is_that_of_the_command(
         run_sweep("flip.py:Flipper", "data", {}, out="other", leverage=3)
     with pytest.raises(SettingsError, match="by is 'profit'"):
         run_sweep("flip.py:Flipper", "data", {}, out="other", by="profit")
+    for params, wrong, words in (
+        ({}, {"seeds": 0}, "seeds is 0; it must be a whole number from 1"),
+        ({}, {"workers": "all"}, "workers is 'all'; it must be a whole number from 1"),
+        ({"hours": 2}, {"walk_forward": 7}, "--walk-forward is 7; it must be CHOOSE/TRY"),
+        ({"hours": []}, {}, "params has no value of hours"),
+        ("hours=2", {}, "params is 'hours=2'; it must be a mapping"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            run_sweep("flip.py:Flipper", "data", cast("Any", params), out="other", **cast("Any", wrong))
+    again = run_sweep("flip.py:Flipper", "data", {"hours": [2, 2]}, out="again", start="2025-03-02T04:00:00Z")
+    assert (len(again["runs"]), again["failed"]) == (1, []), "the same value twice is one run, in one folder"
 
 
 @pytest.mark.processes

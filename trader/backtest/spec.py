@@ -185,7 +185,7 @@ def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[s
     """
     problems: list[str] = []
     values = {
-        name: parse_setting(f"--{_flag(name)}", VARIABLES[field].form, _text_of(value), problems)
+        name: parse_setting(f"--{flag_of(name)}", VARIABLES[field].form, _text_of(value), problems)
         for name, field in _SETTINGS.items()
         if (value := given.get(name)) is not None
     }
@@ -292,14 +292,15 @@ def _make_source(conditions: Conditions, settings: Settings) -> BacktestSource:
     )
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Return the name of the option of a condition."""
     return {"start": "from", "end": "to"}.get(name, name.replace("_", "-"))
 
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "MARKETS": "--market",
     "MARKET_SOURCE": "--data",
-    **{VARIABLES[field].name: f"--{_flag(name)}" for name, field in _SETTINGS.items()},
+    **{VARIABLES[field].name: f"--{flag_of(name)}" for name, field in _SETTINGS.items()},
 }
 """The options of the command by the variables of their settings."""
 

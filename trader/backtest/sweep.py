@@ -120,7 +120,7 @@ def _range(text: str, value: str) -> list[str]:
         return [value]
     try:
         first, last, step = map(Decimal, parts.groups(default="1"))
-        count = int((last - first) / step)
+        count = int((last - first) / step) if first <= last else -1
     except ArithmeticError:
         count = -1
     if not 0 <= count < RUNS_MAX:
@@ -135,7 +135,7 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[SweepPerio
 
     :raises SettingsError: the text is not like 7d/1d, or the time is shorter than one fold
     """
-    spans = _SPAN.fullmatch(text)
+    spans = _SPAN.fullmatch(str(text))
     if spans is None:
         raise SettingsError([f"--walk-forward is {text!r}; it must be CHOOSE/TRY in hours or days, such as 7d/1d"])
     unit = {"h": timedelta(hours=1), "d": timedelta(days=1)}
@@ -211,11 +211,29 @@ def run_sweep(
     inspect.signature(run_backtest).bind(strategy, data, **options)  # no other names
     if (by := own.get("by", "return")) not in METRICS:
         raise SettingsError([f"by is {by!r}; it must be one of {', '.join(METRICS)}"])
-    values = {name: each if isinstance(each, list | tuple | range) else [each] for name, each in params.items()}
-    grid = tuple(dict(zip(values, map(str, each), strict=True)) for each in itertools.product(*values.values()))
+    _check_kinds(params, own)
+    listed = {name: each if isinstance(each, list | tuple | range) else [each] for name, each in params.items()}
+    values = {name: dict.fromkeys(map(str, each)) for name, each in listed.items()}  # one run of each, in its folder
+    grid = tuple(dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
     with tempfile.TemporaryDirectory(prefix="trader-sweep-") as folder:
         base = spec_of(Path(folder), strategy, data, out=out, **options)
         return completed(sweep(SweepSpec(base=base, grid=grid, **own), lambda _done, _count: None), Interrupts())
+
+
+def _check_kinds(params: object, own: Mapping[str, Any]) -> None:
+    """Check what the command's parser would refuse. Raises `SettingsError`."""
+    problems = [
+        f"{name} is {own[name]!r:.100}; it must be a whole number from 1"
+        for name in ("seeds", "workers")
+        if own.get(name) is not None and not (isinstance(own[name], int) and own[name] >= 1)
+    ]
+    if not isinstance(params, Mapping):
+        problems.append(f"params is {params!r:.100}; it must be a mapping of names to values, or to lists of them")
+    else:
+        lists = {name: each for name, each in params.items() if isinstance(each, list | tuple | range)}
+        problems += [f"params has no value of {name}" for name, each in lists.items() if not each]
+    if problems:
+        raise SettingsError(problems)
 
 
 def _check_metric(by: str, period: SweepPeriod) -> None:

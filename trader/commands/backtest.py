@@ -11,7 +11,7 @@ from typing import Any, Final
 from trader.agents.domain.invocations import FAILED_ENDS
 from trader.backtest.execution import LEDGER, REPORT, BacktestListener, Interrupts, execute
 from trader.backtest.run import CAUSES, compare_conditions
-from trader.backtest.spec import DECISIONS, RESULT, BacktestSpec, conditions_of, every_of, params_of
+from trader.backtest.spec import DECISIONS, RESULT, BacktestSpec, conditions_of, every_of, flag_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
 from trader.backtest.trials import TRIALS
@@ -151,8 +151,8 @@ def _compare(options: argparse.Namespace) -> Result:
     """Execute the decisions of an earlier backtest under other conditions."""
     allowed = [name for names in CAUSES.values() for name in names]
     given = {name for name, value in vars(options).items() if value is not None and name not in _OTHERS}
-    if unwanted := sorted(given - set(allowed)):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in unwanted)
+    if unwanted := sorted(f"--{flag_of(name)}" for name in given - set(allowed)):
+        names = ", ".join(unwanted)
         raise SettingsError([f"{names}: not allowed with --run, which only accepts other fees, latency and guard"])
     changed = conditions_of(None, vars(options), options.guard or ())
     changes = {name: getattr(changed, name) for name in allowed if name in given}
