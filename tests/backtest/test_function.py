@@ -403,6 +403,22 @@ def test_a_failure_keeps_the_exception_of_the_strategy(data: Path) -> None:
     assert not Path("trials.jsonl").exists(), "a run that crashed does not count as a trial"
 
 
+def test_a_run_that_fails_within_an_hour_has_its_curve_until_then(data: Path) -> None:
+    class Leaving(Buyer):
+        def decide(self, view: View) -> list[Decision]:
+            if view.at.minute == 13:
+                raise KeyError("5m")
+            return super().decide(view)
+
+    with pytest.raises(StrategyError):
+        run_backtest(Leaving, data, start=START, out="run")
+    account = orjson.loads(Path("run/result.json").read_bytes())["accounts"][0]
+    curve = load("run").equity.frame().query("account == 'leaving'")
+    assert curve["at"].iloc[-1] == pd.Timestamp("2025-03-02T02:13:00Z")
+    assert curve["equity"].iloc[-1] == pytest.approx(float(account["equity"]))
+    assert account["maxDrawdownPercent"] > -account["returnPercent"] - 1e-9 > 0
+
+
 def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Strategy):
         deadline_s = 0.02
