@@ -192,6 +192,8 @@ def test_an_exam_from_python_is_that_of_the_command(tmp_path: Path, capsys: pyte
     [
         ({"states": 0}, "int` >= 1 - at `$.states`"),
         ({"edges": ["luck"]}, "Invalid enum value 'luck' - at `$.edges"),
+        ({"strategy": 5}, "strategy is 5; it must be a class with decide(view), or FILE:CLASS"),
+        ({"out": 5}, "out is 5; it must be a folder"),
         ({"statez": 5}, "unknown field `statez`"),
         ({"variants": ("Nobody",)}, "Invalid enum value 'Nobody'"),
         ({"budget_usd": 5}, "--budget-usd: only with --models"),
@@ -202,7 +204,7 @@ def test_an_exam_from_python_is_that_of_the_command(tmp_path: Path, capsys: pyte
 )
 def test_wrong_arguments_from_python_are_named(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        run_exam(out=tmp_path / "exam", **({"variants": ("Apex",)} | arguments))
+        run_exam(**({"out": tmp_path / "exam", "variants": ("Apex",)} | arguments))
     assert words in str(caught.value)
     assert not (tmp_path / "exam").exists()
 

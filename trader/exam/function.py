@@ -45,6 +45,10 @@ def run_exam(
     :raises StartError: the candles cannot be read, the files cannot be written, or no model can be asked anymore
     :raises StrategyError: a strategy failed
     """
+    if not isinstance(strategy, type | str | None):
+        raise SettingsError([f"strategy is {strategy!r:.100}; it must be a class with decide(view), or FILE:CLASS"])
+    if not isinstance(out, str | PathLike):
+        raise SettingsError([f"out is {out!r:.100}; it must be a folder"])
     given = {name: options.pop(name) for name in _CONDITIONS if name in options}
     try:
         design = msgspec.structs.asdict(msgspec.convert(options, ExamDesign))
