@@ -203,8 +203,9 @@ def test_an_exam_from_python_is_that_of_the_command(tmp_path: Path, capsys: pyte
     ],
 )
 def test_wrong_arguments_from_python_are_named(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"out": tmp_path / "exam", "variants": ("Apex",)} | arguments
     with pytest.raises(SettingsError) as caught:
-        run_exam(**({"out": tmp_path / "exam", "variants": ("Apex",)} | arguments))
+        run_exam(**given)
     assert words in str(caught.value)
     assert not (tmp_path / "exam").exists()
 
