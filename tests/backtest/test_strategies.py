@@ -24,7 +24,6 @@ from trader.agents.domain.mask import Mask
 from trader.agents.domain.tools import RECORDED_TOOLS, decode, request_of
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.backtest.masking import MaskedPeek
-from trader.core.clock import iso
 from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
 from trader.market.domain.indicators import indicators
@@ -359,15 +358,6 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     said = [line for line in capsys.readouterr().out.splitlines() if line]
     assert said[0] == said[-1] == f"Ended at {result['to']}: {result['ended']}", "what a reader looks for first"
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
-
-
-def test_the_equity_of_a_run_that_failed_within_an_hour_ends_there(data: Path, tmp_path: Path) -> None:
-    fail = "        if view.positions and view.at.minute == 20:\n            raise ValueError\n"
-    (tmp_path / "own.py").write_text(BUYER.replace("        if view.position", f"{fail}        if view.position", 1))
-    _, result = backtest(data, tmp_path / "out", "--strategy", f"{tmp_path / 'own.py'}:Buyer", "--param", "leverage=2")
-    assert result["to"].endswith(":20:00.000Z")
-    last = [row["at"] for row in results.load(tmp_path / "out").equity.records() if row["account"] == "buyer"][-1]
-    assert iso(last) == result["to"]
 
 
 def test_texts_of_a_decision_are_those_that_a_database_holds(tmp_path: Path) -> None:

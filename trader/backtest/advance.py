@@ -166,11 +166,10 @@ class Advance:
         """Why no order can meet a book any more."""
         return f"The replay ended at {iso(moment_of(self.last))}; there are no more prices"
 
-    def take_snapshots(self, followed: BacktestAccount, before: int, *, is_end: bool = False) -> None:
+    def take_snapshots(self, followed: BacktestAccount, before: int) -> None:
         """Take the snapshots of the minutes before this second; the account has not changed since.
 
-        In the minute of a due session, the snapshot follows the view, as in a service. At the end, a last value that
-        has no snapshot yet has one: after a close late in an hour, curve and drawdown would end before it.
+        In the minute of a due session, the snapshot follows the view, as in a service.
         """
         values = self._not_taken(followed, before)
         if not values.times_ms:
@@ -183,9 +182,11 @@ class Advance:
                 for each in values.times_ms
                 if is_due(account, last, at := time_of_ms(each)) and (last := LastSnapshot(account.run.id, at))
             ]
-            if is_end and not due_ms and followed.hours[-1].last != account.cash:
-                due_ms = [values.times_ms[-1]]
             values = AccountValues(account, due_ms, ())
+        self.note(followed, values)
+
+    def note(self, followed: BacktestAccount, values: AccountValues) -> None:
+        """Record the values, if any, as snapshots."""
         if values.times_ms:
             followed.note_values(values)
             self._journals.snapshots(values)

@@ -22,6 +22,7 @@ from trader.backtest.accounts import FIRST_CYCLE, BacktestAccount
 from trader.backtest.advance import Advance, Journal
 from trader.backtest.market import BacktestMarket
 from trader.backtest.session import AccountSession
+from trader.backtest.values import AccountValues
 from trader.core.clock import epoch_second, moment_of
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.market.domain.markets import STALE_AFTER
@@ -79,7 +80,7 @@ class Engine(Advance):
                 followed.decides_at = followed.source.next_after(due)
             self._advance(followed, until)
             if is_end or self._is_watched or until % _STRETCH_S == 0:
-                self.take_snapshots(followed, until if is_end else until + 1, is_end=is_end)
+                self.take_snapshots(followed, until if is_end else until + 1)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -117,10 +118,17 @@ class Engine(Advance):
                 raise result
 
     def skip(self) -> None:
-        """Skip the due sessions, and take the snapshots until now."""
+        """Skip the due sessions."""
         self._due.clear()
+
+    def close(self) -> None:
+        """Take the last snapshots, and a further one of each account that has closed its positions since: an idle one
+        has none before the next hour, so curve and drawdown would end before what they cost."""
+        end = min(self._reached, self.last)
         for followed in self.accounts:
-            self.take_snapshots(followed, self._reached + 1)
+            self.take_snapshots(followed, end + 1)
+            if followed.account.is_idle and followed.hours and followed.hours[-1].last != followed.account.cash:
+                self.note(followed, AccountValues(followed.account, [1000 * end], ()))
 
     def due_seconds(self, followed: BacktestAccount) -> Collection[int]:
         return [epoch_second(session.now()) for session in self._due if session.followed is followed]

@@ -57,7 +57,7 @@ from trader.backtest.spec import (
     read_own_data,
 )
 from trader.backtest.trials import add_trials, check_trials
-from trader.core.clock import epoch_second, iso, moment_of
+from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.files import file_digest
 from trader.core.ownership import EMBEDDED_FOLDER
@@ -381,8 +381,7 @@ async def _go(
             listener.show(reached, run.starts_at, run.ends_at)
     finally:
         gc.unfreeze()
-    for followed in run.engine.accounts:
-        run.engine.take_snapshots(followed, epoch_second(reached) + 1, is_end=True)
+    run.engine.close()
     decisions.take(run.accounts)
     if unwritten is None:
         unwritten = await output.keep(reached, run.marks(), is_end=True)

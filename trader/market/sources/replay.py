@@ -51,7 +51,7 @@ _WARM_UP_FROM: Final = timedelta(days=2)
 
 _TICKS_MIN: Final = 100
 _TICKS_MAX: Final = 10**15
-"""A market with fewer ticks than this would move in steps of more than one percent."""
+"""A price of fewer ticks would move in steps of more than one percent; of more ticks, floats cannot count them."""
 
 
 class ReplaySource(QuietSource):
