@@ -33,7 +33,8 @@ LIMITED: Final[dict[str, str]] = {
         market/sources/files.py operations/domain/alarms.py seasons/bundle.py settings/toml_lines.py
     """,
     "tested at n + 1 beside its module": """
-        agents/workflow.py api/health.py live/account.py operations/notifications.py settings/forms.py
+        agents/workflow.py api/health.py live/account.py market/sources/replay.py operations/notifications.py
+        settings/forms.py
     """,
     "how many connections may wait, which the kernel rounds; files are tested in test_refusals.py": """
         api/connections.py

@@ -181,7 +181,11 @@ class AccountSession:
             return
         market, first, last = self._engine.market, epoch_second(self._inputs.context.now), epoch_second(self._now)
         moments = map(market.moment, range(first + 1, min(last, self._engine.last) + 1))
-        ticks = (Tick(each.at, {name: each.quotes[name] for name in each.updated}) for each in moments if each.updated)
+        ticks = (
+            Tick(each.at, {name: each.quotes[name] for name in sorted(each.updated)})
+            for each in moments
+            if each.updated
+        )
         quotes = self._engine.prices(first)[0]
         self._inputs = self._inputs.answered(symbols, self._now, quotes, ticks, self.funding_rate)
 
