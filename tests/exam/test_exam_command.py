@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from datetime import UTC, datetime
 from functools import reduce
 from hashlib import sha256
 from operator import getitem
@@ -16,6 +17,7 @@ import jsonschema_rs
 import msgspec
 import orjson
 import pytest
+from support.candles import write_walk
 from support.chromium import chromium_program
 from support.documents import ROOT
 from support.reports import opened_report, report_data, rows_of
@@ -24,7 +26,7 @@ from support.trading_provider import TradingProvider, call, opening, trading_pro
 
 from trader.__main__ import main
 from trader.commands.audit import read_anchors
-from trader.core.errors import SettingsError
+from trader.core.errors import SettingsError, StartError
 from trader.exam.check import file_differences
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import read_plan, read_sittings, schedule
@@ -208,6 +210,12 @@ def test_wrong_arguments_from_python_are_named(tmp_path: Path, arguments: dict[s
         run_exam(**given)
     assert words in str(caught.value)
     assert not (tmp_path / "exam").exists()
+
+
+def test_a_market_from_python_is_one(tmp_path: Path) -> None:
+    write_walk(tmp_path / "BTCUSDT.csv", datetime(2025, 3, 1, tzinfo=UTC), 60, price=90_000, seed=1)
+    with pytest.raises(StartError, match="candles of BTC but not of XRP;"):
+        run_exam(out=tmp_path / "exam", variants=("Apex",), data=tmp_path, markets="XRP")
 
 
 @pytest.mark.processes

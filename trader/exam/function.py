@@ -30,7 +30,7 @@ def run_exam(
     models: str | PathLike[str] | None = None,
     budget_usd: Decimal | float | None = None,
     data: str | PathLike[str] | None = None,
-    markets: Sequence[str] = (),
+    markets: str | Sequence[str] = (),
     **options: Any,
 ) -> ExamResult:
     """Let entrants take an exam in the folder `out`, or the rest of it, and return its result.
@@ -63,7 +63,8 @@ def run_exam(
         budget_usd=None if budget_usd is None else Decimal(str(budget_usd)),
         cassette=None if models is None else Path(out) / CASSETTE,
     )
-    conditions = conditions_of(None if data is None else Path(data), given | {"market": markets})
+    market = (markets,) if isinstance(markets, str) else markets
+    conditions = conditions_of(None if data is None else Path(data), given | {"market": market})
     spec = ExamSpec(conditions=conditions, entrants=entrants, out=Path(out), **design)
     ended = completed(run(spec, Listener()), Interrupts())
     if ended.cause not in (None, "verdict"):
