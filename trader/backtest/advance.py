@@ -35,9 +35,6 @@ class Journal:
     The postings of the baselines belong to no ledger: of them it receives only the snapshots.
     """
 
-    is_durable = False
-    """Whether it is written while the backtest runs, and must be complete whenever all accounts have reached a time."""
-
     def open(self, followed: ModelAccount) -> None:
         """Receive the newly opened account of a model."""
 

@@ -45,8 +45,8 @@ class Engine(Advance):
         self.accounts = accounts
         self._due: list[AccountSession] = []
         self._reached = market.span.start
-        self._is_watched = any(each.is_durable for each in journals) or any(each.source.runs_ahead for each in accounts)
-        """Whether somebody may read the snapshots between full hours."""
+        self._is_watched = any(each.source.runs_ahead for each in accounts)
+        """Whether a session may read the snapshots of other accounts between full hours."""
 
     def run(self) -> Iterator[int]:
         """Advance through the market, and yield the second reached about once per hour of market time.
@@ -121,12 +121,17 @@ class Engine(Advance):
         """Skip the due sessions."""
         self._due.clear()
 
+    def complete(self) -> None:
+        """Take the snapshots until now, which otherwise are taken once an hour."""
+        for followed in self.accounts:
+            self.take_snapshots(followed, min(self._reached, self.last) + 1)
+
     def close(self) -> None:
         """Take the last snapshots, and a further one of each account that has closed its positions since: an idle one
         has none before the next hour, so curve and drawdown would end before what they cost."""
+        self.complete()
         end = min(self._reached, self.last)
         for followed in self.accounts:
-            self.take_snapshots(followed, end + 1)
             if followed.account.is_idle and followed.hours and followed.hours[-1].last != followed.account.cash:
                 self.note(followed, AccountValues(followed.account, [1000 * end], ()))
 

@@ -371,7 +371,7 @@ async def _go(
         for reached in run.run():
             if unwritten is None and not run.is_ahead:
                 decisions.take(run.accounts)
-                unwritten = await output.keep(reached, run.marks())
+                unwritten = await output.keep(run)
             if interrupts or ended is not None or unwritten is not None or run.failure is not None:
                 run.engine.skip()
                 if not run.is_ahead:
@@ -384,7 +384,7 @@ async def _go(
     run.engine.close()
     decisions.take(run.accounts)
     if unwritten is None:
-        unwritten = await output.keep(reached, run.marks(), is_end=True)
+        unwritten = await output.keep(run, is_end=True)
     if unwritten is not None:
         return End(reached, "storage", unwritten)
     if run.failure is not None:

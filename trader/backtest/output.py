@@ -24,6 +24,7 @@ from trader.agents.sql.models import upsert_model
 from trader.backtest.accounts import Idle, ModelAccount
 from trader.backtest.advance import Journal
 from trader.backtest.baselines import BaselineAccount
+from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource, ReplayedDecisions
 from trader.backtest.values import AccountValues
 from trader.core.clock import iso
@@ -184,8 +185,6 @@ class DatabaseJournal(Journal):
     of invocations, and those that called more than `holding`, without their views.
     """
 
-    is_durable = True
-
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._entrants = Entrants(database, settings)
@@ -343,8 +342,8 @@ class Output:
         self.database_until: datetime | None = None
         """The time up to which the database is complete."""
 
-    async def keep(self, reached: datetime, marks: Marks, *, is_end: bool = False) -> str | None:
-        """Write the full buffers, or all of them at the end. Return None, or why writing failed."""
+    async def keep(self, run: Backtest, *, is_end: bool = False) -> str | None:
+        """Write the full buffers of a run, or all of them at the end. Return None, or why writing failed."""
         for file, lines in self._files.items():
             try:
                 if is_end or lines.is_full:
@@ -354,10 +353,11 @@ class Output:
                 return f"{place}: nothing can be written: {error.strerror}."
         if self._books is None or not (is_end or self._books.is_full):
             return None
+        run.engine.complete()
         try:
-            await self._books.write(reached, marks)
+            await self._books.write(run.reached, run.marks())
         except Unavailable as error:
             until = "nothing" if self.database_until is None else f"everything until {iso(self.database_until)}"
             return f"{error} The database has {until}."
-        self.database_until = reached
+        self.database_until = run.reached
         return None

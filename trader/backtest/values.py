@@ -50,7 +50,7 @@ class AccountValues(NamedTuple):
     def summary(self, begin: int, stop: int) -> tuple[Decimal, Decimal, float]:
         """Return the lowest and the last worth and the highest leverage of the times with these indexes."""
         columns = [MarkColumn(price, steps[begin:stop]) for price, steps in self.columns]
-        if len(columns) == 1:  # worth and leverage rise with the mark, or fall with it
+        if len(columns) == 1 and stop - begin > 1:  # worth and leverage rise with the mark, or fall with it
             [(price, steps)] = columns
             columns = [MarkColumn(price, [min(steps), max(steps), steps[-1]])]
         values = list(AccountValues(self.account, self.times_ms[begin : begin + 1], columns).values())
