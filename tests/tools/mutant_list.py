@@ -1010,5 +1010,33 @@ MUTANTS: Final = (
         [("kept != known[: len(kept)] or ", "")],
         ["api/test_new_records.py"],
     ),
+    Mutant(
+        "a strategy sees the day's lowest equity of the last snapshot",
+        "snapshots are taken often",
+        "backtest/advance.py",
+        [("return later if lowest is None else min(lowest, later)", "return lowest")],
+        ["backtest/test_function.py::test_a_view_has_the_record_until_then"],
+    ),
+    Mutant(
+        "a database of a backtest has the snapshots of whole hours",
+        "later ones come with the next hour",
+        "backtest/engine.py",
+        [("            self.take_snapshots(followed, min(self._reached, self.last) + 1)", "            pass")],
+        ["backtest/test_history.py::test_whoever_reads_between_hours_finds_every_snapshot"],
+    ),
+    Mutant(
+        "a position that closes late in a backtest leaves no value",
+        "an idle account has one an hour",
+        "backtest/engine.py",
+        [("followed.hours[-1].last != followed.account.cash", "followed.hours[-1].last == followed.account.cash")],
+        ["backtest/test_function.py::test_the_curve_has_what_a_close_left_late_in_the_last_hour"],
+    ),
+    Mutant(
+        "the lowest value of a position is its last one",
+        "it comes at the end",
+        "backtest/values.py",
+        [("[min(steps), max(steps), steps[-1]]", "[steps[-1]]")],
+        ["backtest/test_values.py"],
+    ),
     *_KINDS,
 )
