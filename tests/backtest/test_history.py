@@ -90,7 +90,7 @@ async def test_whoever_reads_between_hours_finds_every_snapshot(settings: Settin
             await run.engine.invoke()
         if not runs_ahead:
             run.engine.complete()
-        if reached > START:  # that of a session follows its view
+        if reached > START:  # the snapshot in the minute of a session is taken after its view
             assert all(each.next_snapshot > epoch_second(reached) for each in run.accounts[runs_ahead:])
     assert {reached.minute for reached in times} >= {0, 15, 30, 45}
 

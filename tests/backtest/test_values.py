@@ -1,4 +1,4 @@
-"""Values of accounts of a backtest: their summary is that of the values at each minute."""
+"""A summary of an account's values agrees with the values of every minute."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

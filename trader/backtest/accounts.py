@@ -253,7 +253,7 @@ class BacktestAccount(FollowedAccount):
         )
 
     def knows_history(self, now: datetime) -> bool:
-        """Whether `history` would return again what it returned last."""
+        """Whether `history` would return the same history as the last time."""
         return False
 
     def stats(self, history: RunHistory) -> ObservedStats:

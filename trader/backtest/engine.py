@@ -46,7 +46,7 @@ class Engine(Advance):
         self._due: list[AccountSession] = []
         self._reached = market.span.start
         self._is_watched = any(each.source.runs_ahead for each in accounts)
-        """Whether a session may read the snapshots of other accounts between full hours."""
+        """Whether a session may read the equity of other accounts between full hours."""
 
     def run(self) -> Iterator[int]:
         """Advance through the market, and yield the second reached about once per hour of market time.

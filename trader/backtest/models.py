@@ -1,6 +1,6 @@
 """Choice of the models of a backtest: rule agents, strategies, models that are asked, and recorded ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from datetime import datetime
@@ -86,12 +86,15 @@ async def choose_models(
         plain = own if entrants.agents else models
         twins = [(twin_of(model), each) for model, each in plain]
         models += [(twin, renewed(twin, ends_at, each, settings, mask)) for twin, each in twins]
-    ids = [model.id for model, _ in models]
+    _check_unique([model.id for model, _ in models])
+    return chosen._replace(models=models)
+
+
+def _check_unique(ids: Sequence[str]) -> None:
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
             [f"{', '.join(repeated)} is the id of two participants; give one of them another id or name"]
         )
-    return chosen._replace(models=models)
 
 
 def _check_exclusive(entrants: Participants) -> None:

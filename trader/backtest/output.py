@@ -161,7 +161,7 @@ class TableJournal(Journal):
 
     @cached_property
     def results(self) -> Results:
-        """The tables. That of the equity is filled when they are first read."""
+        """The tables. The equity table is filled on first access."""
         for values in self._values:
             account, count = values.account, len(values.times_ms)
             gains, worths, _ = zip(*values.values(), strict=True)

@@ -111,7 +111,7 @@ def answer_tokens_min(model: Model) -> int:
 
 
 def own_answer_limit(model: Model) -> int | None:
-    """Return the limit of an answer's tokens that request fields set, those of the model's row first."""
+    """Return the token limit that request fields set for an answer; those of the model's row take precedence."""
     definition = definition_of(model)
     if definition is None:
         return None
