@@ -15,6 +15,7 @@ from support.waiting import until
 from trader.core.errors import (
     InternalError,
     InvalidInput,
+    MarketDataError,
     NotFound,
     OrderUndecided,
     Precondition,
@@ -626,6 +627,27 @@ async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
     assert "the venue's balance differs from the books" in bench.exchange.troubles["apex"]
     bench.venue.ledger.deposit -= 50
     await bench.reconcile()
+
+
+async def test_a_difference_stops_new_orders_also_while_nothing_can_be_asked_about_it(bench: Bench) -> None:
+    bench.venue.ledger.deposit += 50
+    bench.venue.failing = {"trades"}
+    with pytest.raises(MarketDataError):
+        await bench.synchronize()
+    assert "the venue's balance differs from the books" in bench.exchange.troubles["apex"]
+    bench.venue.ledger.deposit -= 50
+    bench.venue.failing = set()
+    await bench.reconcile()
+    assert bench.exchange.troubles == {}
+
+
+async def test_an_account_waits_seconds_for_the_venues_limit_and_not_as_long_as_its_start(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is locked meanwhile, so a longer wait would hold up its orders."""
+    bench.venue_accounts.budget.per_minute = 0
+    bench.bus.publish(MarketChecked(bench.clock.now()))
+    await until(lambda: "a minute leaves nothing for this now" in caplog.text, within_s=20)
 
 
 @pytest.mark.parametrize("moved", [5000, -5000])

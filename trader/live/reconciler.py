@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from trader.core.clock import interval_elapsed
+from trader.core.errors import TraderError
 from trader.core.events import VenueDiffers
 from trader.core.money import ZERO
 from trader.exchange.domain.account import Account
@@ -87,12 +88,16 @@ class Reconciler:
             report = await self._outbox.records.report()
             differences = self._compared(report)
         self._announce(differences)
-        acted = [await self._act(difference, report) for difference in self._settled(differences)]
-        if await self._explain(differences, report) or any(acted):
-            await self._protective_orders.sync()
-            differences = self._compared(await self._outbox.records.report())
-            self._announce(differences)
-        wrong = [each for each in differences if each.action in (Action.STOP, Action.BOOK)]
+        try:
+            acted = [await self._act(difference, report) for difference in self._settled(differences)]
+            if await self._explain(differences, report) or any(acted):
+                await self._protective_orders.sync()
+                differences = self._compared(await self._outbox.records.report())
+                self._announce(differences)
+        except TraderError:  # it may have an explanation, so it is no `difference` yet, but stops new orders
+            self.trouble = "; ".join(map(str, self._settled(_wrong(differences)))) or self.trouble
+            raise
+        wrong = _wrong(differences)
         if (stopping := self._settled(wrong)) or not wrong:  # what is young may still be the known trouble
             self.trouble = self.difference = "; ".join(map(str, stopping)) or None
         self.agrees = not differences
@@ -220,6 +225,11 @@ class Reconciler:
             async with self._context.database.writing() as conn:
                 await store.update_agreed_at(conn, self._ledger.account_id, now)
             self._recorded_at = now
+
+
+def _wrong(differences: Iterable[VenueDifference]) -> list[VenueDifference]:
+    """Return the differences with which an account may open nothing."""
+    return [each for each in differences if each.action in (Action.STOP, Action.BOOK)]
 
 
 def _balance(account: Account) -> Decimal:
