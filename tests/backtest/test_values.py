@@ -52,3 +52,4 @@ def test_a_summary_is_that_of_each_minute(values: AccountValues, data: st.DataOb
     within = list(values.values())[begin:stop]
     lowest, highest = min(each.worth for each in within), max(each.leverage for each in within)
     assert values.summary(begin, stop) == (lowest, within[-1].worth, highest)
+    assert values.lowest() == min(value.worth for value in values.values())

@@ -336,8 +336,12 @@ class ModelAccount(BacktestAccount):
         return self._history
 
     def knows_history(self, now: datetime) -> bool:
-        known, hour = self._history, now.replace(minute=0, second=0, microsecond=0)
-        return known is not None and known.sequence == self.account.sequence and known.hour == hour
+        known = self._history
+        return (
+            known is not None
+            and known.sequence == self.account.sequence
+            and known.hour <= now < known.hour + timedelta(hours=1)
+        )
 
     def stats(self, history: RunHistory) -> ObservedStats:
         """Return the statistics with risk-adjusted figures, from the hours recorded when the history was read."""

@@ -198,8 +198,7 @@ class Advance:
         lowest, values = followed.equity.lowest_on(now.date()), self._not_taken(followed, epoch_second(now))
         if not values.times_ms:
             return lowest
-        later, _, _ = values.summary(0, len(values.times_ms))
-        return later if lowest is None else min(lowest, later)
+        return values.lowest() if lowest is None else min(lowest, values.lowest())
 
     def _not_taken(self, followed: BacktestAccount, before: int) -> AccountValues:
         """Return the values at the minutes before this second whose snapshots have not been taken."""

@@ -313,7 +313,7 @@ class MarketPeek:
         return self._market.indicators(symbol, interval, self.now)
 
     def mark(self, symbol: str) -> Decimal:
-        return self._market.moment(self._second).marks[symbol]
+        return self._market.marks(self._second)[symbol]
 
     def fills_since(self, sequence: int) -> Sequence[ObservedFill]:
         return [fill for fill in self._fills if fill.sequence > sequence]

@@ -47,6 +47,13 @@ class AccountValues(NamedTuple):
         """Yield the snapshots, ascending."""
         return (value.snapshot(self.account, at) for at, value in zip(self.times, self.values(), strict=True))
 
+    def lowest(self) -> Decimal:
+        """Return the lowest worth of the times."""
+        if len(self.columns) != 1:
+            return min(value.worth for value in self.values())
+        [(price, steps)], [position] = self.columns, self.account.positions.values()
+        return self.account.cash + position.unrealized(price(min(steps) if position.is_long else max(steps)))
+
     def summary(self, begin: int, stop: int) -> tuple[Decimal, Decimal, float]:
         """Return the lowest and the last worth and the highest leverage of the times with these indexes."""
         columns = [MarkColumn(price, steps[begin:stop]) for price, steps in self.columns]

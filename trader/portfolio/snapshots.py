@@ -47,6 +47,7 @@ HISTORIES_AT_ONCE: Final = 2
 HELD: Final = timedelta(minutes=65)
 """How long a snapshot stays valid: an idle account has one an hour, plus a few minutes of delay."""
 
+_HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -274,4 +275,5 @@ def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> 
         return True
     if last is None or last.run_id != account.run.id:
         return True
-    return not now.replace(minute=0, second=0, microsecond=0) <= last.created_at <= now  # or by a clock that was ahead
+    is_of_this_hour = last.created_at <= now < last.created_at + _HOUR and last.created_at.hour == now.hour
+    return not is_of_this_hour  # or it is by a clock that was ahead

@@ -57,9 +57,9 @@ _BLOCK: Final = 16
 _AHEAD: Final = 64
 """How many minutes without leaders are drawn together, which one reader at even steps needs next."""
 _WEEK: Final = 7 * _DAY // _BLOCK
+"""The blocks of a week. A minute can be drawn without the blocks of earlier weeks."""
 _STEPS: Final = (1, 5, 15, 30, 60, 240)
 """Steps in minutes at which agents decide, and so read the minute before each decision."""
-"""The blocks of a week. A minute can be drawn without the blocks of earlier weeks."""
 _STEP: Final = 0.5
 """The first step of each tilt; later steps shrink (AdaGrad: Duchi, Hazan and Singer, 2011)."""
 
