@@ -1,6 +1,7 @@
 """Tasks: how they end, and what is known of it."""
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 from support.waiting import until
@@ -47,6 +48,21 @@ async def test_work_that_answers_its_end_with_a_bug_ends_all_the_same(error: Exc
     async with asyncio.timeout(10):
         await tasks.end(task)
     assert task.exception() is error
+
+
+async def test_work_that_continues_does_not_inherit_the_patience_of_what_starts_it() -> None:
+    patience: ContextVar[int] = ContextVar("patience", default=3)
+    known: list[int] = []
+
+    async def work() -> None:
+        known.append(patience.get())
+        await asyncio.Event().wait()
+
+    patience.set(65)
+    task = tasks.keep(work, "the work")
+    await until(lambda: known)
+    await tasks.end(task)
+    assert known == [3]
 
 
 async def test_the_failure_of_work_is_logged_with_the_trace_of_a_bug(caplog: pytest.LogCaptureFixture) -> None:

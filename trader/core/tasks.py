@@ -8,6 +8,7 @@ supervisor starts it again.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
+from contextvars import Context
 from typing import Any, Final, TypeVar
 
 from trader.core.errors import TraderError
@@ -20,16 +21,19 @@ RESTART_S: Final = 1.0
 log = logging.getLogger("trader")
 
 
-def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start work that ends; its failure is logged."""
-    task = asyncio.create_task(work, name=name)
+def start(work: Coroutine[Any, Any, T], name: str, context: Context | None = None) -> asyncio.Task[T]:
+    """Start work that ends, by default in a copy of the present context; its failure is logged."""
+    task = asyncio.create_task(work, name=name, context=context)
     task.add_done_callback(log_failure)
     return task
 
 
 def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-    """Start work that continues until it is canceled; if a bug ends it, the bug is logged and the work begins again."""
-    return start(_keep(work, name), name)
+    """Start work that continues until it is canceled; if a bug ends it, the bug is logged and the work begins again.
+
+    It outlives what starts it, and inherits nothing of it, such as its patience.
+    """
+    return start(_keep(work, name), name, Context())
 
 
 async def end(*tasks: asyncio.Task[Any] | None, limit_s: float | None = None) -> Collection[asyncio.Task[Any]]:

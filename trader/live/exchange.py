@@ -90,7 +90,6 @@ class LiveExchange(Exchange):
             except (MarketDataError, Unavailable) as error:
                 raise StartError(f"The venue does not report what account {account_id} has: {error}") from error
         for account in self._live_accounts.values():
-            self._follow(account)
             try:
                 async with asyncio.timeout(_FIRST_SYNCHRONIZATION_S):
                     await account.try_synchronize()
@@ -247,13 +246,12 @@ class LiveExchange(Exchange):
             refuse_shared({**active, **{account_id: account.account_index for account_id, account in opened.items()}})
             for account_id in active.keys() - opened.keys():
                 await self._start(account_id, active[account_id], known.get(account_id))
-                self._follow(opened[account_id])
                 opened[account_id].wake()
         except (MarketDataError, StartError) as error:
             raise Unavailable(str(error), 60) from error
 
     async def _start(self, account_id: str, index: str | None, known: Binding | None) -> None:
-        """Add an account, known from an earlier start or new at this venue."""
+        """Start trading an account, known from an earlier start or new at this venue."""
         if known is None and self._context.ladder is not None:
             await self._context.ladder.admit(account_id)
         binding = await self._bindings.bind(account_id, index, known)
@@ -262,11 +260,9 @@ class LiveExchange(Exchange):
                 await self._context.venue.account(index)
             except MarketDataError as error:
                 log.warning("%s: the venue cannot be asked for its account now: %s", account_id, error)
-        self._live_accounts[account_id] = LiveAccount(self._context, account_id, *binding)
-
-    def _follow(self, account: LiveAccount) -> None:
-        """Start the account's task, whose requests must not inherit the patience of the start."""
-        self._tasks[account.account_id] = tasks.keep(account.run, f"live account {account.account_id}")
+        account = LiveAccount(self._context, account_id, *binding)
+        self._live_accounts[account_id] = account
+        self._tasks[account_id] = tasks.keep(account.run, f"live account {account_id}")
 
     def _running_jobs(self) -> aiojobs.Scheduler:
         if self._jobs is None or self.term is None:
