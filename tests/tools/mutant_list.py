@@ -1014,7 +1014,7 @@ MUTANTS: Final = (
         "a strategy sees the day's lowest equity of the last snapshot",
         "snapshots are taken often",
         "backtest/advance.py",
-        [("return later if lowest is None else min(lowest, later)", "return lowest")],
+        [("return values.lowest() if lowest is None else min(lowest, values.lowest())", "return lowest")],
         ["backtest/test_function.py::test_a_view_has_the_record_until_then"],
     ),
     Mutant(
