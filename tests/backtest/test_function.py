@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -434,6 +435,29 @@ def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPa
 
     strategy = load_strategy(Slow, {})
     assert strategy.decide(build_view({"BTC": [1.0]})) == []
+
+
+def test_a_run_leaves_the_alarms_of_its_caller_as_they_were(data: Path) -> None:
+    """Also one that a deadline ended; within the run, the caller's handler does not get the strategy's alarm."""
+
+    class Endless(Strategy):
+        deadline_s = 0.05
+
+        def decide(self, view: View) -> list[Decision]:
+            while True:
+                pass
+
+    def of_the_caller(*_: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGALRM, of_the_caller)
+    try:
+        with pytest.raises(StrategyError, match=r"decide took longer than its deadline_s of 0\.05 s"):
+            run_backtest(Endless, data, start=START)
+        assert signal.getsignal(signal.SIGALRM) is of_the_caller
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.slow

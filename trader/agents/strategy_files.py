@@ -12,6 +12,7 @@ import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -51,6 +52,8 @@ _ONE_VALUE: Final = (
     "a run has one value of each; a sweep of the command has several: each in a --param of its own, or as a range such "
     "as 10..50:10"
 )
+
+_HANDLES_ALARMS: Final[ContextVar[bool]] = ContextVar("handles_alarms", default=False)
 
 DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, PlacePair, CancelOrder, Holding)
 _NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
@@ -403,6 +406,25 @@ def _is_debugged() -> bool:
     )
 
 
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    if not _is_debugged():
+        raise _DeadlinePassed
+
+
+@contextmanager
+def deadlines() -> Iterator[None]:
+    """Handle the alarms of deadlines within the block: to do so for each call takes as long as a short decision."""
+    if _HANDLES_ALARMS.get() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, token = signal.signal(signal.SIGALRM, _interrupt), _HANDLES_ALARMS.set(True)
+    try:
+        yield
+    finally:
+        _HANDLES_ALARMS.reset(token)
+        signal.signal(signal.SIGALRM, before)
+
+
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
     """Interrupt the main thread after this many seconds of real time, unless a debugger has stopped it by then.
@@ -412,15 +434,9 @@ def _deadline(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not _is_debugged():
-            raise _DeadlinePassed
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with deadlines():
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)

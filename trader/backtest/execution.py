@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from trader import __version__
 from trader.agents.domain.view import HISTORY_CANDLES
-from trader.agents.strategy_files import LoadedStrategy
+from trader.agents.strategy_files import LoadedStrategy, deadlines
 from trader.agents.variants import VARIANTS
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.backtest.accounts import DecisionSource
@@ -242,6 +242,7 @@ async def _execute(
                 await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
             output = Output({out / LEDGER: ledger, out / DECISIONS: decisions}, books)
             files.enter_context(interrupts.noticing())
+            files.enter_context(deadlines())
             unbegun.pop_all()  # from here on, keep the files
             end = await _go(run, output, decisions, listener, interrupts)
         reserve.free()  # a running database would take the space
