@@ -40,6 +40,7 @@ from trader.portfolio.sql.snapshots import LastSnapshot
 from trader.settings.settings import Settings
 
 _MINUTE_S = 60
+_HOUR = timedelta(hours=1)
 _HOUR_MS = 3_600_000
 
 
@@ -337,11 +338,9 @@ class ModelAccount(BacktestAccount):
 
     def knows_history(self, now: datetime) -> bool:
         known = self._history
-        return (
-            known is not None
-            and known.sequence == self.account.sequence
-            and known.hour <= now < known.hour + timedelta(hours=1)
-        )
+        if known is None or known.sequence != self.account.sequence:
+            return False
+        return known.hour <= now < known.hour + _HOUR
 
     def stats(self, history: RunHistory) -> ObservedStats:
         """Return the statistics with risk-adjusted figures, from the hours recorded when the history was read."""

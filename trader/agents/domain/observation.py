@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -37,6 +37,8 @@ FUNDING_HOURS_SHOWN: Final = 8
 
 _HOUR: Final = timedelta(hours=1)
 _MINUTE: Final = timedelta(minutes=1)
+
+_sharpe_ratio = lru_cache(maxsize=64)(sharpe_ratio)  # closes change once a day, and views show it all day
 
 
 def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_rate: Decimal) -> ObservedAccount:
@@ -180,7 +182,7 @@ class RiskFigures(msgspec.Struct, frozen=True):
     def beside(self, stats: ObservedStats) -> ObservedStats:
         """Return statistics with the Sharpe ratio and the largest drawdown."""
         drawdown = None if self.last is None else 100 * self.fall
-        return msgspec.structs.replace(stats, sharpe_ratio=sharpe_ratio(self.closes), max_drawdown_percent=drawdown)
+        return msgspec.structs.replace(stats, sharpe_ratio=_sharpe_ratio(self.closes), max_drawdown_percent=drawdown)
 
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
