@@ -250,6 +250,8 @@ def test_a_view_has_the_record_until_then(data: Path) -> None:
         lowest = min([*today, float(own.equity)])
         fall = max(0.0, 100 * (1 - lowest / float(own.day_opening_equity)))
         assert float(own.day_loss_percent) == pytest.approx(fall, abs=1e-6), view.at
+        earlier = equity["equity"][equity["at"] < midnight]
+        assert float(own.day_opening_equity) == pytest.approx([10_000.0, *earlier][-1]), view.at
         assert view.stats.trade_count == (trades["closed_at"] <= view.at).sum()
 
 

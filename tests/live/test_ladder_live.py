@@ -17,7 +17,7 @@ from support.live import LADDER, Bench, add_model, prepared
 from support.scripted import START
 
 from trader.agents.verification import verify
-from trader.core.errors import NotFound, OrderUndecided, Precondition, SettingsError, StartError
+from trader.core.errors import MarketDataError, NotFound, OrderUndecided, Precondition, SettingsError, StartError
 from trader.core.events import ApprovalWanted
 from trader.database.pool import Database
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
@@ -247,6 +247,18 @@ async def test_a_broken_rule_steps_down_until_a_new_approval(live: Climb, what: 
     await bench.halts.load()
     await step_down(live)
     assert (await bench.sell("0.05", reduce_only=True)).status is OrderStatus.FILLED, "closing goes on"
+
+
+async def test_a_difference_that_nothing_could_be_asked_about_is_no_reason_to_step_down(live: Climb) -> None:
+    bench = live.bench
+    bench.venue.ledger.deposit += 50
+    bench.venue.failing = {"trades"}
+    with pytest.raises(MarketDataError):
+        await bench.synchronize()
+    assert "the venue's balance differs from the books" in bench.exchange.troubles["apex"]
+    assert bench.halts.in_force == ()
+    bench.venue.failing = set()
+    assert "an unexplained difference: " in await step_down(live)
 
 
 # Approvals

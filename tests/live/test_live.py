@@ -630,8 +630,14 @@ async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
 
 
 async def test_a_difference_stops_new_orders_also_while_nothing_can_be_asked_about_it(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5))
+    await bench.reconcile()
     bench.venue.ledger.deposit += 50
     bench.venue.failing = {"trades"}
+    with pytest.raises(MarketDataError):
+        await bench.synchronize()
+    assert bench.exchange.troubles == {}, "what the venue shows may be older than the order"
+    await bench.see({}, after_s=LAG_S)
     with pytest.raises(MarketDataError):
         await bench.synchronize()
     assert "the venue's balance differs from the books" in bench.exchange.troubles["apex"]

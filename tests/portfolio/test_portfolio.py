@@ -212,6 +212,15 @@ def test_an_order_keeps_an_account_active_for_ten_minutes() -> None:
     assert not is_due(account, last, START + 10 * MINUTE + timedelta(milliseconds=1))
 
 
+def test_an_idle_account_has_one_snapshot_in_each_hour_of_the_clock() -> None:
+    account, half_past = make_account("a"), START + 30 * MINUTE
+    last = store.LastSnapshot(account.run.id, half_past)
+    assert not is_due(account, last, START + 59 * MINUTE)
+    assert is_due(account, last, START + HOUR)
+    assert is_due(account, last, START + 24 * HOUR + 30 * MINUTE)
+    assert is_due(account, last, START), "it is by a clock that was ahead"
+
+
 # -- histories
 
 
