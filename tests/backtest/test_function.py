@@ -255,6 +255,22 @@ def test_a_view_has_the_record_until_then(data: Path) -> None:
         assert view.stats.trade_count == (trades["closed_at"] <= view.at).sum()
 
 
+def test_the_day_of_an_account_begins_at_midnight_also_if_nothing_has_happened_since(data: Path) -> None:
+    class Once(LookingBuyer):
+        def decide(self, view: View) -> list[Decision]:
+            made = super().decide(view)
+            if view.positions:
+                return [ClosePosition(symbol="BTC")]
+            return [] if view.trades else made
+
+    LookingBuyer.seen.clear()
+    result = run_backtest(Once, data, cadence="20m", evidence=False)
+    equity = float(result.accounts["equity"].iloc[0])
+    opened = {view.at.day: float(view.account.day_opening_equity) for view in LookingBuyer.seen}
+    assert opened == {1: 10_000, 2: pytest.approx(equity)}
+    assert equity != 10_000
+
+
 def test_excursions_are_of_the_candles_within_a_trade(data: Path) -> None:
     result = run_backtest(Buyer, data, start=START, evidence=False, cadence="10m")
     trades, minutes = result.trades, read_market(find_files(data)["BTC"])
