@@ -1038,5 +1038,26 @@ MUTANTS: Final = (
         [("[min(steps), max(steps), steps[-1]]", "[steps[-1]]")],
         ["backtest/test_values.py"],
     ),
+    Mutant(
+        "an idle account's day begins with its next order",
+        "nothing has happened to it since",
+        "backtest/accounts.py",
+        [("return known.hour <= now < known.hour + _HOUR", "return known.hour <= now")],
+        ["backtest/test_function.py::test_the_day_of_an_account_begins_at_midnight_also_if_nothing_has_happened_since"],
+    ),
+    Mutant(
+        "a difference opens what it should stop while the venue cannot be asked about it",
+        "it may have an explanation",
+        "live/reconciler.py",
+        [('"; ".join(map(str, self._settled(_wrong(differences)))) or self.trouble', "self.trouble")],
+        ["live/test_live.py::test_a_difference_stops_new_orders_also_while_nothing_can_be_asked_about_it"],
+    ),
+    Mutant(
+        "an account waits as long as its start",
+        "a task has the context of what starts it",
+        "core/tasks.py",
+        [("start(_keep(work, name), name, Context())", "start(_keep(work, name), name)")],
+        ["live/test_live.py::test_an_account_waits_seconds_for_the_venues_limit_and_not_as_long_as_its_start"],
+    ),
     *_KINDS,
 )
