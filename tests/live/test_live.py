@@ -56,6 +56,20 @@ async def test_an_order_is_booked_with_the_venues_fills_and_fees(bench: Bench) -
     assert len(bench.venue.orders) == 1
 
 
+async def test_an_order_that_cannot_be_signed_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "the venue's SDK does not sign this: OrderExpiry is invalid"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StartError(why)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainSigner, "create_orders", refuse)
+        answer = await bench.buy("0.25", leverage=D(5), exit_plan=PLAN, client_order_id="one")
+    assert (answer.status, answer.reason) == (OrderStatus.REJECTED, why)
+    await bench.reconcile()
+    assert (await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)).status is OrderStatus.FILLED
+
+
 async def test_orders_are_judged_by_the_fees_of_the_account_tier(bench: Bench) -> None:
     """The settings have no fees; the tier pays 2.8 basis points, which the margin left by this order cannot cover."""
     assert bench.exchange.rules.taker_rate == 0

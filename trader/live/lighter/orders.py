@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from trader.core.errors import MarketDataError
+from trader.core.errors import MarketDataError, StartError
 from trader.exchange.domain.orders import OrderSide
 from trader.exchange.domain.venue_orders import VenueOrder, VenueOrderType
 from trader.live.budget import Priority, priority_of, spending_as
@@ -82,6 +82,8 @@ class LighterOrders:
                     return await self._place(order, terms, remember)
             except ValueError as error:
                 return Refused(f"the venue does not accept this order: {error}")
+            except StartError as error:
+                return Refused(str(error))  # it could not be signed
             except MarketDataError as error:
                 return Busy(str(error))  # nothing was sent
 

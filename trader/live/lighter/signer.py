@@ -7,6 +7,7 @@ therefore pinned, and before anything is sent, the signer verifies that it signs
 import asyncio
 import importlib
 import json
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final, NamedTuple, Protocol
@@ -19,6 +20,7 @@ SDK_VERSION: Final = "1.1.8"
 _TYPES: Final = {"limit": 0, "market": 1, "stop": 2, "target": 4}
 _IMMEDIATE, _GOOD_TILL_TIME, _POST_ONLY = 0, 1, 2
 _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
+_EXPIRES_AFTER_MS: Final = 28 * 86_400_000
 _GROUPINGS: Final = {2: 1, 3: 3}
 """One order triggers another; one order triggers two, of which one cancels the other."""
 
@@ -115,7 +117,9 @@ class LighterSigner:
         """Sign a new order, alone or with the stop and target of its fills. Raise `StartError` when that fails."""
         if len(orders) > 1:
             make = _load_sdk("signer_client").CreateOrderTxReq
-            parts = [make(*_fields(order, is_child=place > 0)) for place, order in enumerate(orders)]
+            # The SDK would date each order at another millisecond, and signs no group with different expiries.
+            expiry = int(1000 * time.time()) + _EXPIRES_AFTER_MS
+            parts = [make(*_fields(order, is_child=place > 0, expiry=expiry)) for place, order in enumerate(orders)]
             grouping = _GROUPINGS[len(orders)]
             return _signed(
                 self._client.sign_create_grouped_orders(grouping, parts, nonce=nonce, api_key_index=self.key_index)
@@ -138,7 +142,7 @@ class LighterSigner:
         return str(token)
 
 
-def _fields(order: OrderTerms, *, is_child: bool = False) -> tuple[int, ...]:
+def _fields(order: OrderTerms, *, is_child: bool = False, expiry: int = _EXPIRY_28_DAYS) -> tuple[int, ...]:
     """Return an order's fields as the SDK takes them. The size of a child follows from the fills of its parent."""
     return (
         order.market_id,
@@ -150,7 +154,7 @@ def _fields(order: OrderTerms, *, is_child: bool = False) -> tuple[int, ...]:
         _POST_ONLY if order.post_only else _GOOD_TILL_TIME if order.type == "limit" else _IMMEDIATE,
         order.reduce_only,
         order.trigger_ticks,
-        _NO_EXPIRY if order.type == "market" else _EXPIRY_28_DAYS,
+        _NO_EXPIRY if order.type == "market" else expiry,
     )
 
 
