@@ -164,6 +164,24 @@ async def test_a_transaction_expires_when_the_service_expects_it_to(key: Secret)
         assert TRANSACTION_EXPIRES_S - 30 < lasts_s < TRANSACTION_EXPIRES_S
 
 
+async def test_the_orders_of_a_group_expire_together(key: Secret, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK signs no others, and would date each at another millisecond."""
+    honest, expiries = sdk.SignerClient.sign_create_grouped_orders, set()
+
+    def noting(client: Any, grouping: int, orders: Any, **more: Any) -> Any:
+        expiries.update(each.OrderExpiry for each in orders)
+        return honest(client, grouping, orders, **more)
+
+    monkeypatch.setattr(sdk.SignerClient, "sign_create_grouped_orders", noting)
+    entry = OrderTerms(BTC, 5, 2500, 944700, False, "market", False, 0)
+    stop = OrderTerms(BTC, 6, 0, 900000, True, "stop", True, 910000)
+    target = OrderTerms(BTC, 7, 0, 980000, True, "target", True, 990000)
+    async with trading(key) as (_, _, signer):
+        signer.create_orders([entry, stop, target], nonce=1)
+    (expiry,) = expiries - {0}
+    assert timedelta(days=27, hours=23) < timedelta(seconds=expiry / 1000 - time.time()) <= timedelta(days=28)
+
+
 async def test_a_halted_account_sends_nothing_more(venue_and_account: tuple[FakeExchange, LighterAccount]) -> None:
     venue, account = venue_and_account
     account.transactions.halt()
