@@ -166,7 +166,8 @@ async def test_a_transaction_expires_when_the_service_expects_it_to(key: Secret)
 
 async def test_the_orders_of_a_group_expire_together(key: Secret, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK signs no others, and would date each at another millisecond."""
-    honest, expiries = sdk.SignerClient.sign_create_grouped_orders, set()
+    honest = sdk.SignerClient.sign_create_grouped_orders
+    expiries: set[int] = set()
 
     def noting(client: Any, grouping: int, orders: Any, **more: Any) -> Any:
         expiries.update(each.OrderExpiry for each in orders)
