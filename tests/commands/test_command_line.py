@@ -197,6 +197,16 @@ def test_output_is_utf_8_in_any_locale() -> None:
     assert "there is no command 'models tëst'" in done.stderr.decode("utf-8")
 
 
+def test_a_reader_may_close_the_pipe() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "trader", "--help"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
     assert list(table(("name", "value"), [("a", "1"), ("long name", "12345.00")])) == [
         "name          value",

@@ -394,7 +394,10 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
 def show(text: str, *, on_stderr: bool = False) -> None:
     """Print one or more lines of text, with control and direction characters escaped."""
     file = sys.stderr if on_stderr else sys.stdout
-    print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
+    try:
+        print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; discard the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool, prefix: str = "") -> None:
@@ -408,12 +411,9 @@ def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool, prefi
 
 def print_result(result: Result, *, as_json: bool) -> int:
     """Print a result, as one JSON object in one line or as text, and return its exit code."""
-    try:
-        if as_json:
-            show(encode(result.value).decode())
-        else:
-            for line in result.lines:
-                show(as_called(line))
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; discard the final flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if as_json:
+        show(encode(result.value).decode())
+    else:
+        for line in result.lines:
+            show(as_called(line))
     return result.code
