@@ -256,8 +256,7 @@ async def _execute(
         value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
         tables.finish(run.accounts)
         if spec.tables is not None:
-            results = tables.results
-            _write_tables(spec.out, spec.tables, [*results, run.series] if len(run.series) else results)
+            _write_tables(spec.out, spec.tables, [*tables.results, *filter(len, [run.series])])
     excursions = [market.excursion(trade) for trade in tables.closed]
     return FinishedBacktest(value, standings, tables, run.series, excursions, end, run.failure)
 
