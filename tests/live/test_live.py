@@ -70,6 +70,24 @@ async def test_an_order_that_cannot_be_signed_is_refused(bench: Bench, monkeypat
     assert (await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)).status is OrderStatus.FILLED
 
 
+async def test_an_order_whose_outcome_cannot_be_asked_for_without_a_token_is_not_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: PlainSigner) -> str:
+        if bench.venue.sent:
+            raise StartError("the venue's SDK created no token")
+        return ""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainSigner, "authorization", refuse)
+        with pytest.raises(StartError, match="created no token"):
+            await bench.buy("0.25", leverage=D(5), client_order_id="one")
+    await bench.reconcile()
+    assert bench.account().positions["BTC"].quantity == D("0.25")
+    assert (await bench.buy("0.25", leverage=D(5), client_order_id="one")).status is OrderStatus.FILLED
+    assert len(bench.venue.orders) == 1
+
+
 async def test_orders_are_judged_by_the_fees_of_the_account_tier(bench: Bench) -> None:
     """The settings have no fees; the tier pays 2.8 basis points, which the margin left by this order cannot cover."""
     assert bench.exchange.rules.taker_rate == 0

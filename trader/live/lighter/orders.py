@@ -82,8 +82,6 @@ class LighterOrders:
                     return await self._place(order, terms, remember)
             except ValueError as error:
                 return Refused(f"the venue does not accept this order: {error}")
-            except StartError as error:
-                return Refused(str(error))  # it could not be signed
             except MarketDataError as error:
                 return Busy(str(error))  # nothing was sent
 
@@ -161,7 +159,10 @@ class LighterOrders:
         """Send the order. Raise `MarketDataError` when the venue does not return a nonce."""
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
-            signed = self._signer.create_orders(terms, nonce=nonce)
+            try:
+                signed = self._signer.create_orders(terms, nonce=nonce)
+            except StartError as error:  # only here: later, a token may fail for an order that was sent
+                return Refused(str(error))
             attempt = f"{nonce}:{signed.hash}"
             await remember(attempt)
             answer = await self._transactions.send(signed)
